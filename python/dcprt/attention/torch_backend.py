@@ -1,0 +1,80 @@
+"""Attention in plain torch: runs everywhere, and is what every kernel is tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dcprt.attention.partial import Partial, empty_partial
+from dcprt.attention.plan import AttentionPlan, RowSlice
+
+QUERY_BLOCK = 256
+"""Queries scored at a time, so that the scores of a long prompt stay small."""
+
+
+class TorchBackend:
+    """Scores, softmax and sums in float32, whatever the type of the inputs."""
+
+    def context(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: AttentionPlan, scale: float) -> Partial:
+        """See `AttentionBackend.context`."""
+        result = empty_partial(*q.shape)
+        for row in plan.rows:
+            if row.local_len:
+                k, v = self._local(k_pool, row), self._local(v_pool, row)
+                _attend(q, k, v, row, scale, result, causal=False)
+        return result
+
+    def new_tokens(
+        self, q: Tensor, k: Tensor, v: Tensor, q_to_kv: Sequence[int], plan: AttentionPlan, scale: float
+    ) -> Partial:
+        """See `AttentionBackend.new_tokens`."""
+        result = empty_partial(*q.shape)
+        index = torch.tensor(_uniform_groups(q_to_kv))
+        for row in plan.rows:
+            keys = k[row.start : row.stop, index].float()
+            values = v[row.start : row.stop, index].float()
+            _attend(q, keys, values, row, scale, result, causal=True)
+        return result
+
+    @staticmethod
+    def _local(pool: Tensor, row: RowSlice) -> Tensor:
+        """[local_len, kv_heads, head_dim], float32."""
+        return pool[row.pages].flatten(0, 1)[: row.local_len].float()
+
+
+def _uniform_groups(q_to_kv: Sequence[int]) -> Sequence[int]:
+    """The KV heads to attend to, each by equally many consecutive queries: repeated only where they must be."""
+    distinct = sorted(set(q_to_kv))
+    group = len(q_to_kv) // len(distinct)
+    return distinct if list(q_to_kv) == [kv for kv in distinct for _ in range(group)] else q_to_kv
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, row: RowSlice, scale: float, result: Partial, *, causal: bool
+) -> None:
+    """Attend row's queries to k, v: [keys, kv_heads, head_dim], in blocks; writes into `result`.
+
+    With `causal`, keys are the row's own new tokens, and a block of queries sees none behind its last one.
+    """
+    kv_heads = k.shape[1]
+    group = q.shape[1] // kv_heads
+    keys = k.permute(1, 2, 0)  # [kv_heads, head_dim, keys]
+    values = v.permute(1, 0, 2)  # [kv_heads, keys, head_dim]
+    for start in range(row.start, row.stop, QUERY_BLOCK):
+        stop = min(start + QUERY_BLOCK, row.stop)
+        seen = stop - row.start if causal else k.shape[0]
+        block = q[start:stop].float().unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)
+        count = stop - start
+        scores = (block.reshape(kv_heads, group * count, -1) * scale) @ keys[..., :seen]
+        if causal and seen > 1:
+            ahead = torch.ones(count, seen, dtype=torch.bool).triu_(seen - count + 1)
+            scores.unflatten(1, (group, count)).masked_fill_(ahead, -torch.inf)
+        top = scores.amax(-1, keepdim=True)
+        weights = scores.sub_(top).exp_()
+        total = weights.sum(-1, keepdim=True)
+        out = (weights @ values[:, :seen]).div_(total)
+        result.out[start:stop] = out.unflatten(1, (group, count)).permute(2, 0, 1, 3).flatten(1, 2)
+        lse = top.add_(total.log()).squeeze(-1)
+        result.lse[start:stop] = lse.unflatten(1, (group, count)).permute(2, 0, 1).flatten(1, 2)

@@ -1,0 +1,1 @@
+"""Collectives between ranks: one protocol (`protocol`), several backends (`groups` chooses among them)."""

@@ -1,0 +1,68 @@
+"""Matrix products, whole or cut over ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dcprt.comm.protocol import Collective
+from dcprt.parallel.grid import WidthShard
+
+
+class Linear:
+    """`x @ weight.T + bias`. weight: [out, in]; cut by rows, its output is this rank's part and needs no sum."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class SummedLinear:
+    """A product cut by columns: each rank has part of the input, and the outputs are summed over the ranks."""
+
+    def __init__(self, weight: Tensor, world: Collective, bias: Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+        self._world = world
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = self._world.all_reduce(F.linear(x, self.weight))
+        return out if self.bias is None else out + self.bias
+
+
+class VocabEmbedding:
+    """Rows of the vocabulary cut over ranks. weight: [shard.padded, hidden]."""
+
+    def __init__(self, weight: Tensor, shard: WidthShard, world: Collective) -> None:
+        self.weight = weight
+        self._shard = shard
+        self._world = world
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """[tokens] to [tokens, hidden]."""
+        if self._world.size == 1:
+            return self.weight[token_ids]
+        local = token_ids - self._shard.start
+        here = (local >= 0) & (token_ids < self._shard.stop)
+        found = self.weight[torch.where(here, local, 0)] * here.unsqueeze(-1)
+        return self._world.all_reduce(found)
+
+
+class VocabLogits:
+    """Products with a vocabulary cut over ranks; padded rows never leave this class."""
+
+    def __init__(self, weight: Tensor, vocab_size: int, world: Collective) -> None:
+        self.weight = weight
+        self._vocab_size = vocab_size
+        self._world = world
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] to float32 [rows, vocab_size], on every rank."""
+        local = F.linear(hidden, self.weight).float()
+        if self._world.size > 1:
+            local = self._world.all_gather(local).transpose(0, 1).flatten(1)
+        return local[:, : self._vocab_size]

@@ -1,0 +1,20 @@
+"""The gated MLP of the Llama family."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from dcprt.layers.linear import Linear, SummedLinear
+
+
+class GatedMLP:
+    """`down(silu(gate(x)) * up(x))`; gate and up are one product, gate's rows first."""
+
+    def __init__(self, gate_up: Linear, down: SummedLinear) -> None:
+        self._gate_up = gate_up
+        self._down = down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self._gate_up(x).chunk(2, -1)
+        return self._down(F.silu(gate) * up)

@@ -1,0 +1,50 @@
+"""What a model file is given, and what it has to offer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from dcprt.attention.dcp import DcpAttention
+from dcprt.attention.plan import AttentionPlan
+from dcprt.comm.protocol import Collective
+from dcprt.config import ModelSpec
+from dcprt.ids import Rank
+from dcprt.kv.pool import KVPool
+from dcprt.parallel.grid import Grid, RankHeads
+
+
+@dataclass(frozen=True)
+class ModelShard:
+    """A rank's place, and what it talks through."""
+
+    grid: Grid
+    rank: Rank
+    heads: RankHeads
+    world: Collective
+    attention: DcpAttention
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """One step's tokens on every rank alike.
+
+    token_ids, positions: int64 [tokens]; logit_index: int64 [rows], the tokens whose logits are wanted.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    logit_index: Tensor
+    attention: AttentionPlan
+
+
+class Model(Protocol):
+    """A causal language model, sharded."""
+
+    spec: ModelSpec
+
+    def forward(self, step: StepInput, kv: KVPool) -> Tensor:
+        """float32 logits [rows, vocab_size] at `step.logit_index`; stores the step's KV."""
+        ...

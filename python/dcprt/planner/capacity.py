@@ -1,0 +1,120 @@
+"""How much KV fits, and what the grid costs: everything a user should know before a weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dcprt.config import Config, ModelSpec, parse_bytes
+from dcprt.errors import ConfigError
+from dcprt.ids import Rank
+from dcprt.kv.layout import Layout
+from dcprt.parallel.grid import PADDING, Grid
+from dcprt.planner import host
+
+ITEMSIZE = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """KV cache of one server. `num_pages` includes page 0; bytes are per rank, over all layers."""
+
+    num_pages: int
+    layout: Layout
+    page_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of whole requests over all ranks."""
+        return (self.num_pages - 1) * self.layout.span_tokens
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.page_bytes / self.layout.span_tokens
+
+    @property
+    def bytes_per_rank(self) -> int:
+        return self.num_pages * self.page_bytes
+
+
+def page_bytes(spec: ModelSpec, grid: Grid, layout: Layout, dtype: str) -> int:
+    """Bytes of one page on one rank, K and V of all layers."""
+    kv_heads = len(grid.heads(Rank(0), spec.num_heads, spec.num_kv_heads).kv_heads)
+    return layout.page_size * kv_heads * spec.head_dim * 2 * spec.num_layers * ITEMSIZE[dtype]
+
+
+def resolve_dtype(config: Config) -> str:
+    """`--dtype`, with auto decided by what the CPU multiplies natively."""
+    if config.model.dtype != "auto":
+        return config.model.dtype
+    return "bfloat16" if host.multiplies_bfloat16() else "float32"
+
+
+def context_len(config: Config, spec: ModelSpec) -> int:
+    """`--context-length`, or the model's own.
+
+    Raises:
+        ConfigError: longer than the positions the model was made for.
+    """
+    asked = config.model.context_length
+    if asked is not None and asked > spec.max_position:
+        raise ConfigError(f"--context-length {asked} is more than the model's {spec.max_position} positions.")
+    return asked if asked is not None else spec.max_position
+
+
+def plan_capacity(config: Config, spec: ModelSpec) -> Capacity:
+    """Pages for `--kv-cache-tokens`, `--kv-cache-memory` or the default (see its help).
+
+    Raises:
+        ConfigError: less than one page; says how much one takes.
+    """
+    grid = Grid(config.grid.ranks, config.grid.dcp)
+    layout = Layout(config.kv.page_size, config.grid.dcp, config.grid.dcp_interleave)
+    size = page_bytes(spec, grid, layout, resolve_dtype(config))
+    if config.kv.kv_cache_tokens is not None:
+        pages = config.kv.kv_cache_tokens // layout.span_tokens
+    elif config.kv.kv_cache_memory is not None:
+        pages = parse_bytes(config.kv.kv_cache_memory) // size - 1
+    else:
+        wanted = config.schedule.max_running_requests * layout.pages_for(context_len(config, spec))
+        pages = min(host.available_memory() // 4 // grid.tp // size - 1, wanted)
+    if pages < 1:
+        raise ConfigError(
+            f"The KV cache has no room for a single page: one covers {layout.span_tokens} tokens "
+            f"(page size {layout.page_size} x dcp {layout.dcp}) and takes {size} bytes on each of {grid.tp} ranks, "
+            f"page 0 as much. Give at least --kv-cache-tokens {layout.span_tokens}, "
+            f"or --kv-cache-memory {2 * size}."
+        )
+    return Capacity(pages + 1, layout, size)
+
+
+def describe_grid(spec: ModelSpec, grid: Grid, layout: Layout, dtype: str) -> list[str]:
+    """Start-up lines: the grid, its padding and copies, and whether dcp brings memory."""
+    ranks = [grid.heads(Rank(r), spec.num_heads, spec.num_kv_heads) for r in range(grid.tp)]
+    size = page_bytes(spec, grid, layout, dtype) / layout.span_tokens
+    lines = [
+        f"grid: tp {grid.tp}, dcp {grid.dcp}, {grid.head_shards} head shard(s) of {len(ranks[0].kv_heads)} KV head(s); "
+        f"a span is {layout.span_tokens} tokens; KV takes {size:,.0f} bytes a token and rank"
+    ]
+    itemsize = ITEMSIZE[dtype]
+    head = 2 * spec.head_dim * spec.num_layers * itemsize
+    shards = grid.shards(spec.num_heads, spec.num_kv_heads)
+    padded = sum(heads.count(PADDING) for heads in (shard.kv_heads for shard in shards))
+    copies = len(shards) * len(shards[0].kv_heads) - padded - spec.num_kv_heads
+    queries = sum(rank.q_heads.count(PADDING) for rank in ranks)
+    if padded:
+        lines.append(f"padding: {padded} of {len(shards) * len(shards[0].kv_heads)} KV head places are zero, "
+                     f"{padded * head:,} bytes a token over the head shards")
+    if copies:
+        lines.append(f"replication: {copies} KV head(s) are held once more, "
+                     f"{copies * head:,} bytes a token over the head shards")
+    if queries:
+        weight = 2 * queries * spec.head_dim * spec.hidden_size * spec.num_layers * itemsize
+        lines.append(f"padding: {queries} query head places are zero, {weight:,} bytes of weights over all ranks")
+    if grid.dcp > 1:
+        flat = page_bytes(spec, Grid(grid.tp, 1), Layout(layout.page_size), dtype) / layout.page_size
+        if size >= flat:
+            lines.append(f"dcp {grid.dcp} brings no memory here: with dcp 1, KV takes {flat:,.0f} bytes a token too")
+        else:
+            lines.append(f"dcp {grid.dcp} fits {flat / size:.2f}x the tokens of dcp 1 "
+                         f"({flat:,.0f} bytes a token and rank)")
+    return lines

@@ -1,0 +1,37 @@
+"""From a user's choices to a deployment: finds the checkpoint, reads its shape, and refuses what cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dcprt.comm.groups import default_backend
+from dcprt.config import Config
+from dcprt.planner import host
+from dcprt.planner.capacity import context_len, plan_capacity, resolve_dtype
+from dcprt.planner.deployment import Deployment
+from dcprt.weights.hf_config import read_spec
+from dcprt.weights.resolve import model_name, resolve
+
+
+def prepare(config: Config, progress: Callable[[str], None]) -> Deployment:
+    """Decide everything that does not need a weight; `progress` hears of steps that take time.
+
+    Raises:
+        ModelError: the checkpoint is missing, damaged or not supported.
+        ConfigError: grid, context or KV cache cannot work; names what would.
+    """
+    directory = resolve(config.model.model, config.model.load_format, progress)
+    spec = read_spec(directory)
+    capacity = plan_capacity(config, spec)
+    return Deployment(
+        config=config,
+        model_name=config.model.served_model_name or model_name(config.model.model),
+        directory=str(directory),
+        spec=spec,
+        dtype=resolve_dtype(config),
+        context_len=context_len(config, spec),
+        layout=capacity.layout,
+        num_pages=capacity.num_pages,
+        comm=default_backend(),
+        threads=max(host.cores() // config.grid.ranks, 1),
+    )
