@@ -11,8 +11,8 @@ from dcprt.tokenizer.text import TextCodec
 class Detokenizer:
     """Turns a stream of token ids into whole characters.
 
-    All that `push` returned, followed by `flush`, is what `codec.decode` gives for all ids at once. A character
-    whose bytes are not complete is held back; a U+FFFD that the model really wrote is not.
+    All that `push` returned, followed by `flush`, is what `codec.decode` gives for all ids at once. A
+    character whose bytes are not complete is held back; a U+FFFD that the model really wrote is not.
     """
 
     def __init__(self, codec: TextCodec, skip_special_tokens: bool = True) -> None:

@@ -27,9 +27,9 @@ _BAD_INPUT = (TypeError, ValueError, LookupError, AttributeError, ArithmeticErro
 class TextCodec:
     """The tokenizer of a model: tokenizer.json, tokenizer_config.json and, if present, chat_template.jinja.
 
-    `decode` joins the bytes of all tokens and reads them as UTF-8, with U+FFFD for what is not. For byte-level
-    tokenizers that is what the `tokenizers` library does; for SentencePiece-style ones it differs only where
-    byte tokens form no valid UTF-8, and there it can be streamed.
+    `decode` joins the bytes of all tokens and reads them as UTF-8, with U+FFFD for what is not. For
+    byte-level tokenizers that is what the `tokenizers` library does; for SentencePiece-style ones it differs
+    only where byte tokens form no valid UTF-8: the library then spoils the whole run, which no stream can do.
 
     Raises:
         ModelError: a file is missing or damaged, or the decoder is of a kind that is not known; names it.
@@ -63,7 +63,8 @@ class TextCodec:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Tokens that are left out of the text, such as <|im_end|>."""
-        return frozenset(i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(i for i, token in added.items() if token.special)
 
     @property
     def strips_first_space(self) -> bool:
@@ -111,6 +112,8 @@ class TextCodec:
     ) -> str:
         """The prompt for a chat; encode it with `add_special_tokens=False`. `kwargs` go to the template.
 
+        Fields of a message that are None are left out, since templates test for presence.
+
         Raises:
             RequestError: the model has no chat template, or the template refuses the messages.
         """
@@ -121,18 +124,20 @@ class TextCodec:
                 "This model has no chat template, so it cannot answer chats; use text completions instead.",
                 param="messages",
             )
+        plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
         name = "tool_use" if kwargs.get("tools") and "tool_use" in self._templates else "default"
         try:
             if name not in self._compiled:
                 self._compiled[name] = _environment().from_string(self._templates[name])
             return self._compiled[name].render(
                 **{**self._special, **kwargs},
-                messages=messages,
+                messages=plain,
                 add_generation_prompt=add_generation_prompt,
             )
         except (jinja2.TemplateError, *_BAD_INPUT) as error:
             reason = str(error) or type(error).__name__
-            raise RequestError(f"The chat template cannot use these messages: {reason}", param="messages") from error
+            text = f"The chat template cannot use these messages: {reason}"
+            raise RequestError(text, param="messages") from error
 
     @cached_property
     def _table(self) -> list[bytes]:
@@ -172,8 +177,8 @@ class _Decoder:
         if kinds != ["Replace", "ByteFallback", "Fuse"] or not _replaces_space_mark(steps[0]):
             found = ", ".join(map(str, kinds)) or "none"
             raise ModelError(
-                f"{path}: the decoder ({found}) is not supported; supported: ByteLevel, and Replace, ByteFallback, "
-                f"Fuse (SentencePiece style)."
+                f"{path}: the decoder ({found}) is not supported; supported: ByteLevel, and Replace, "
+                f"ByteFallback, Fuse (SentencePiece style)."
             )
 
     def token_bytes(self, token: str) -> bytes:
@@ -197,7 +202,7 @@ def _latin1_table() -> dict[int, str]:
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
-    table = {byte: "\uffff" for byte in others}
+    table = dict.fromkeys(others, "\uffff")
     table.update({0x100 + i: chr(byte) for i, byte in enumerate(others)})
     return table
 
@@ -232,17 +237,26 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a file that may be missing."""
+    text = _read_text(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise ModelError(f"Cannot read {path}: {error.strerror}.") from error
+        values = {} if text is None else json.loads(text)
     except ValueError as error:
         raise ModelError(f"{path} is no JSON: {error}.") from error
     if not isinstance(values, dict):
         raise ModelError(f"{path} is no JSON object.")
     return values
+
+
+def _read_text(path: Path) -> str | None:
+    """The text of a file, or None where it is missing."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ModelError(f"Cannot read {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} is not UTF-8: {error}.") from error
 
 
 def _special_tokens(*sources: dict[str, Any]) -> dict[str, str]:
@@ -268,9 +282,9 @@ def _chat_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
         for entry in declared:
             if isinstance(entry, dict) and isinstance(entry.get("template"), str):
                 templates[str(entry.get("name"))] = entry["template"]
-    file = directory / "chat_template.jinja"
-    if file.is_file():
-        templates = {"default": file.read_text(encoding="utf-8")}
+    beside = _read_text(directory / "chat_template.jinja")
+    if beside is not None:
+        templates = {"default": beside}
     if templates and "default" not in templates:
         templates["default"] = next(iter(templates.values()))
     return templates
@@ -287,7 +301,7 @@ def _environment() -> jinja2.Environment:
     class Generation(jinja2.ext.Extension):
         """`{% generation %}` marks the assistant's words for training; here they are rendered as they are."""
 
-        tags = {"generation"}
+        tags = {"generation"}  # noqa: RUF012, jinja2 declares it like this
 
         def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
             next(parser.stream)

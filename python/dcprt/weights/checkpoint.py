@@ -49,21 +49,23 @@ class Checkpoint:
         wanted, paths = self._find()
         for path in paths:
             file = self._open(path)
-            for name in file.keys():
+            names = file.keys()
+            for name in names:
                 if name in self._home:
                     raise ModelError(f"Tensor {name} is both in {self._home[name]} and in {path}.")
                 self._home[name] = path
                 self._files[name] = file
         missing = sorted(wanted - self._home.keys())
         if missing:
-            raise ModelError(f"{directory / _INDEX} names the tensor {missing[0]}, which is in none of its files.")
+            index = directory / _INDEX
+            raise ModelError(f"{index} names the tensor {missing[0]}, which is in none of its files.")
 
     @property
     def names(self) -> Collection[str]:
         """Every tensor in the files."""
         return self._home.keys()
 
-    def shape(self, name: str, expected: tuple[int, ...] = ()) -> tuple[int, ...] | None:
+    def shape(self, name: str, expected: tuple[int, ...] = ()) -> tuple[int, ...] | None:  # noqa: ARG002
         """The shape of a tensor, or None where there is no such tensor; `expected` is not used."""
         file = self._files.get(name)
         return None if file is None else tuple(file.get_slice(name).get_shape())
@@ -84,7 +86,7 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{self._home[name]} is damaged: cannot read {name}: {error}") from error
         if not part.is_floating_point() or part.element_size() < 2:
-            raise ModelError(f"{self._home[name]}: tensor {name} has the type {part.dtype}, which is not supported.")
+            raise ModelError(f"{self._home[name]}: tensor {name} has the type {part.dtype}, not supported.")
         return part
 
     def _find(self) -> tuple[set[str], list[Path]]:

@@ -63,7 +63,8 @@ def convert(source: Path, target: Path, progress: Callable[[str], None]) -> None
             _convert_locked(source, target, progress)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ModelError(f"Cannot convert {source} into {target}: {reason}. $DCPRT_CACHE_DIR moves it.") from error
+        text = f"Cannot convert {source} into {target}: {reason}. $DCPRT_CACHE_DIR moves it."
+        raise ModelError(text) from error
 
 
 def _convert_locked(source: Path, target: Path, progress: Callable[[str], None]) -> None:
@@ -92,7 +93,7 @@ def _convert_locked(source: Path, target: Path, progress: Callable[[str], None])
 @contextmanager
 def _locked(target: Path, progress: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of `target`; the kernel releases it when the process dies."""
-    with open(_lock_path(target), "w") as file:
+    with _lock_path(target).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -112,7 +113,7 @@ def _sweep(target: Path) -> None:
         if owner == target:
             shutil.rmtree(left, ignore_errors=True)
             continue
-        with open(_lock_path(owner), "w") as file:
+        with _lock_path(owner).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -127,8 +128,8 @@ def _check_supported(gguf: GgufFile) -> None:
             f"{gguf.path}: general.architecture is {architecture!r}; supported in GGUF files: "
             f"{', '.join(_ARCHITECTURES)}."
         )
-    if gguf.get("split.count", int, 1) > 1:
-        raise ModelError(f"{gguf.path} is one of {gguf.get('split.count', int)} split files; merge them first.")
+    if (files := gguf.get("split.count", int, 1)) > 1:
+        raise ModelError(f"{gguf.path} is one of {files} files of a split model; merge them first.")
     if gguf.get("llama.expert_count", int, 0):
         raise ModelError(f"{gguf.path}: llama.expert_count is set; mixtures of experts are not supported.")
 
@@ -143,8 +144,8 @@ def _config(gguf: GgufFile, tokenizer: GgufTokenizer) -> dict[str, Any]:
     if head_dim < 2 or head_dim % 2:
         raise ModelError(f"{gguf.path}: the head size is {head_dim}; rotary embedding needs an even one.")
     for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
-        if gguf.get(key, int, head_dim) != head_dim:
-            raise ModelError(f"{gguf.path}: {key} is {gguf.get(key, int)}, the head size {head_dim}; not supported.")
+        if (size := gguf.get(key, int, head_dim)) != head_dim:
+            raise ModelError(f"{gguf.path}: {key} is {size}, but the head size {head_dim}; not supported.")
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{gguf.path} has no tensor token_embd.weight.")
@@ -207,7 +208,7 @@ def _llama3_rope(gguf: GgufFile, tensor: GgufTensor, theta: float, head_dim: int
     expected = 1 / ((1 - smooth) / factor + smooth)
     if stored.shape != expected.shape or not np.allclose(stored, expected, rtol=1e-4):
         raise ModelError(
-            f"{gguf.path}: the tensor rope_freqs.weight is not the scaling of Llama 3, and no other is supported."
+            f"{gguf.path}: rope_freqs.weight is not the scaling of Llama 3, and no other is supported."
         )
     return {
         "rope_type": "llama3",
@@ -225,7 +226,8 @@ def _mapping(gguf: GgufFile, config: dict[str, Any]) -> list[_Mapped]:
         ModelError: a tensor is missing, misshapen, or not part of the model; names it.
     """
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    heads, kv_heads, head_dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config["head_dim"]
     linears = (
         ("attn_q", "self_attn.q_proj", heads * head_dim, hidden, heads, config["attention_bias"]),
         ("attn_k", "self_attn.k_proj", kv_heads * head_dim, hidden, kv_heads, config["attention_bias"]),
@@ -254,14 +256,18 @@ def _mapping(gguf: GgufFile, config: dict[str, Any]) -> list[_Mapped]:
         if found is None:
             raise ModelError(f"{gguf.path} has no tensor {item.source}.")
         if found.shape != item.shape:
-            raise ModelError(f"{gguf.path}: tensor {item.source} has shape {found.shape}, expected {item.shape}.")
+            raise ModelError(
+                f"{gguf.path}: tensor {item.source} has shape {found.shape}, expected {item.shape}."
+            )
     extra = gguf.tensors.keys() - {item.source for item in mapped} - {"rope_freqs.weight"}
     if extra:
         raise ModelError(f"{gguf.path} has tensors that are not supported: {', '.join(sorted(extra)[:5])}.")
     return sorted(mapped, key=lambda item: item.name)
 
 
-def _dequantize(gguf: GgufFile, tensor: GgufTensor, rows: npt.NDArray[np.int64] | None) -> npt.NDArray[np.float32]:
+def _dequantize(
+    gguf: GgufFile, tensor: GgufTensor, rows: npt.NDArray[np.int64] | None
+) -> npt.NDArray[np.float32]:
     """All of a tensor, or `rows` of it in that order; float32, shape [rows, columns]."""
     import numpy as np
     from gguf.constants import GGMLQuantizationType
@@ -273,7 +279,8 @@ def _dequantize(gguf: GgufFile, tensor: GgufTensor, rows: npt.NDArray[np.int64] 
     try:
         values = dequantize(np.ascontiguousarray(data if rows is None else data[rows]), kind)
     except NotImplementedError:
-        raise ModelError(f"{gguf.path}: tensor {tensor.name} has the type {kind.name}, not supported.") from None
+        text = f"{gguf.path}: tensor {tensor.name} has the type {kind.name}, which is not supported."
+        raise ModelError(text) from None
     return np.ascontiguousarray(values, np.float32)
 
 
@@ -297,7 +304,7 @@ def _write_safetensors(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 64)
     said = time.monotonic()
-    with open(path, "wb") as file:
+    with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for number, item in enumerate(tensors):
             _write_tensor(file, gguf, item)
@@ -328,7 +335,7 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 def _write_text(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
+    with path.open("w", encoding="utf-8") as file:
         file.write(text)
         _sync(file)
 

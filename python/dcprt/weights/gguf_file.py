@@ -72,7 +72,7 @@ class _Cursor:
         self.at = 0
 
     def truncated(self) -> NoReturn:
-        raise ModelError(f"{self.path} is truncated: it ends after {len(self.data)} bytes, inside its header.")
+        raise ModelError(f"{self.path} is truncated: it ends at byte {len(self.data)}, inside its header.")
 
     def unpack(self, code: str) -> Any:
         try:
@@ -99,7 +99,8 @@ class _Cursor:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
-            raise ModelError(f"{self.path} is damaged: the string at byte {self.at - size} is not UTF-8.") from None
+            text = f"{self.path} is damaged: the string at byte {self.at - size} is not UTF-8."
+            raise ModelError(text) from None
 
     def value(self, type_id: int) -> Any:
         if type_id in _SCALARS:
@@ -123,7 +124,7 @@ def read_gguf(path: Path) -> GgufFile:
         ModelError: no GGUF file, a version that is not supported, damaged, truncated, or not readable.
     """
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise ModelError(f"{path} is empty.")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -191,5 +192,7 @@ def _data_size(path: Path, name: str, shape: tuple[int, ...], type_id: int) -> i
     for length in shape:
         elements *= length
     if shape and shape[-1] % block:
-        raise ModelError(f"{path} is damaged: rows of {name} have {shape[-1]} elements, no multiple of {block}.")
+        raise ModelError(
+            f"{path} is damaged: rows of {name} have {shape[-1]} elements, no multiple of {block}."
+        )
     return elements // block * block_bytes

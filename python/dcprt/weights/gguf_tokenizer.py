@@ -72,7 +72,9 @@ def read_tokenizer(gguf: GgufFile) -> GgufTokenizer:
     tokens: list[str] = gguf.need("tokenizer.ggml.tokens", list)
     types: list[int] = gguf.get("tokenizer.ggml.token_type", list, [1] * len(tokens))
     if len(types) != len(tokens):
-        raise ModelError(f"{gguf.path}: {len(tokens)} tokens but {len(types)} values in tokenizer.ggml.token_type.")
+        raise ModelError(
+            f"{gguf.path}: {len(tokens)} tokens, but {len(types)} values in tokenizer.ggml.token_type."
+        )
     vocabulary = {token: i for i, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         twice = next(token for i, token in enumerate(tokens) if vocabulary[token] != i)
@@ -87,7 +89,7 @@ def read_tokenizer(gguf: GgufFile) -> GgufTokenizer:
             "normalizer": split.normalizer,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(split.steps)},
             "post_processor": _post_processor(gguf, split, tokens, bos, eos),
-            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+            "decoder": {**_GPT2_SPLIT, "add_prefix_space": True},
             "model": _model(gguf, split, vocabulary),
         },
         ensure_ascii=False,
@@ -106,8 +108,8 @@ def _find_split(gguf: GgufFile) -> _Split:
     kind = gguf.need("tokenizer.ggml.model", str)
     if kind != "gpt2":
         raise ModelError(
-            f"{gguf.path}: tokenizer.ggml.model is {kind!r}; only 'gpt2' (byte-level BPE) is supported in GGUF "
-            f"files. Use the model's Hugging Face directory instead."
+            f"{gguf.path}: tokenizer.ggml.model is {kind!r}; only 'gpt2' (byte-level BPE) is supported in "
+            f"GGUF files. Use the model's Hugging Face directory instead."
         )
     pre = gguf.get("tokenizer.ggml.pre", str)
     known = ", ".join(_SPLITS)
@@ -178,7 +180,7 @@ def _post_processor(
         (gguf.get("tokenizer.ggml.add_eos_token", bool, False), "add_eos_token", eos),
     ):
         if wanted and token is None:
-            raise ModelError(f"{gguf.path}: tokenizer.ggml.{key} is set, but the metadata does not say which token.")
+            raise ModelError(f"{gguf.path}: tokenizer.ggml.{key} is set, but no token to add is named.")
         around.append(token if wanted else None)
     if around == [None, None]:
         return byte_level

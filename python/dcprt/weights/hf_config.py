@@ -142,7 +142,7 @@ def _architecture(fields: _Fields) -> str:
     named = fields.values.get("architectures")
     model_type = fields.text("model_type", "")
     if isinstance(named, list) and named and all(isinstance(name, str) for name in named):
-        name = named[0]
+        name = str(named[0])
     elif named is None and model_type in _MODEL_TYPES:
         name = _MODEL_TYPES[model_type]
     else:
@@ -160,8 +160,8 @@ def _check_supported(fields: _Fields) -> None:
     if quantization is not None:
         method = quantization.text("quant_method", "unnamed")
         raise ModelError(
-            f"{fields.path}: quantization_config is set (quant_method {method}); quantized checkpoints are not "
-            f"supported, except GGUF files."
+            f"{fields.path}: quantization_config is set (quant_method {method}); quantized checkpoints "
+            f"are not supported, except GGUF files."
         )
     if (activation := fields.text("hidden_act", "silu")) not in ("silu", "swish"):
         raise ModelError(f"{fields.path}: hidden_act is {activation!r}; supported: 'silu'.")
@@ -192,8 +192,10 @@ def _rope(fields: _Fields, max_position: int) -> RopeSpec:
     theta = scaling.number("rope_theta", theta)
     nested = [name for name, value in scaling.values.items() if isinstance(value, dict)]
     if nested:
-        raise ModelError(f"{fields.path}: {scaling.prefix}{nested[0]}: rotary embedding per kind of layer is not "
-                         f"supported.")
+        raise ModelError(
+            f"{fields.path}: {scaling.prefix}{nested[0]}: one rotary embedding per kind of layer "
+            f"is not supported."
+        )
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in _ROPE_KINDS:
         raise ModelError(
@@ -201,7 +203,7 @@ def _rope(fields: _Fields, max_position: int) -> RopeSpec:
         )
     for owner in (fields, scaling):
         if owner.number("partial_rotary_factor", 1.0) != 1.0:
-            raise ModelError(f"{fields.path}: {owner.prefix}partial_rotary_factor other than 1 is not supported.")
+            raise ModelError(f"{fields.path}: {owner.prefix}partial_rotary_factor must be 1 or absent.")
     if kind == "default":
         return RopeSpec(theta=theta)
     factor = scaling.number("factor")

@@ -84,7 +84,8 @@ class Loader:
         )
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-            raise ModelError(f"The checkpoint has tensors that the model does not use: {', '.join(left[:5])}{more}.")
+            names = ", ".join(left[:5])
+            raise ModelError(f"The checkpoint has tensors that the model does not use: {names}{more}.")
 
     @staticmethod
     def _range(shape: Sequence[int], dim: int, start: int, stop: int, padded: int) -> list[_Piece]:
@@ -103,7 +104,8 @@ class Loader:
         for place, start, stop in pieces:
             assert 0 <= start < stop <= shape[dim], (name, start, stop, tuple(shape))
             cut = slice(start, stop)
-            part = self._checkpoint.read(name, rows=cut) if dim == 0 else self._checkpoint.read(name, cols=cut)
+            read = self._checkpoint.read
+            part = read(name, rows=cut) if dim == 0 else read(name, cols=cut)
             result.narrow(dim, place, stop - start).copy_(part)
         if name not in self._seen:
             self._seen.add(name)
@@ -114,9 +116,9 @@ class Loader:
     def _check(self, name: str, expected: tuple[int, ...]) -> None:
         found = self._checkpoint.shape(name, expected)
         if found is None:
-            raise ModelError(f"The checkpoint has no tensor {name}; the model needs it with shape {expected}.")
+            raise ModelError(f"The checkpoint has no tensor {name} with shape {expected}.")
         if found != expected:
-            raise ModelError(f"Tensor {name} has shape {found} in the checkpoint; the model needs {expected}.")
+            raise ModelError(f"Tensor {name} has shape {found} in the checkpoint, but must have {expected}.")
 
 
 def _head_pieces(heads: Sequence[int], head_dim: int) -> list[_Piece]:

@@ -27,7 +27,7 @@ def model_name(model: str | None) -> str:
         return _default()
     if model in PRESETS:
         return model
-    path = Path(os.path.abspath(Path(model).expanduser()))
+    path = Path(os.path.normpath(Path.cwd() / Path(model).expanduser()))
     return path.stem if path.suffix == ".gguf" else path.name
 
 
@@ -56,8 +56,8 @@ def resolve(model: str | None, load_format: str, progress: Callable[[str], None]
         return _converted(path, None, "", progress)
     raise ModelError(
         f"Model {model!r} is no directory, no .gguf file and no preset ({', '.join(preset_names())})."
-        f"{did_you_mean(model, preset_names())} Models are not downloaded: give a directory with config.json, "
-        f"*.safetensors and tokenizer.json, or a .gguf file."
+        f"{did_you_mean(model, preset_names())} Models are not downloaded: give a directory with "
+        f"config.json, *.safetensors and tokenizer.json, or a .gguf file."
     )
 
 
@@ -74,7 +74,7 @@ def _default() -> str:
 
 def _check_gguf_wanted(model: str, load_format: str) -> None:
     if load_format == "safetensors":
-        raise ModelError(f"--load-format safetensors does not fit --model {model}, which is a GGUF file; use auto.")
+        raise ModelError(f"--load-format safetensors does not fit --model {model}, a GGUF file; use auto.")
 
 
 def _directory(path: Path, load_format: str) -> Path:
@@ -111,7 +111,7 @@ def _digest(path: Path, progress: Callable[[str], None]) -> str:
     path = path.resolve()
     note = cache_dir() / "digests" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()}.json"
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             before = _identity(path, os.fstat(file.fileno()))
             if (known := _remembered(note, before)) is not None:
                 return known

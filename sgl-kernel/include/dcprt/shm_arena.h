@@ -137,7 +137,7 @@ class ShmArena {
 
  private:
   static constexpr int kSpins = 1000;
-  static constexpr int kYields = 16;
+  static constexpr int kYields = 64;
 
   GroupHeader& Group() const { return *reinterpret_cast<GroupHeader*>(base_); }
   RankHeader& Header(uint32_t rank) const {

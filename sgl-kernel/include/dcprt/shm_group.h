@@ -59,7 +59,7 @@ class ShmGroup {
  private:
   static constexpr size_t kAlign = 64;
   // From here on an all-reduce divides the sum among the ranks: one more round, but less to read.
-  static constexpr size_t kDivideBytes = 32768;
+  static constexpr size_t kDivideBytes = 16384;
 
   size_t Piece() const { return std::min(step_, segment_ - done_); }
   bool Divided() const { return arena_.ranks() > 2 && Piece() >= kDivideBytes; }

@@ -1,0 +1,83 @@
+"""The private directory of one server: its sockets live there, and it goes when the last process has left.
+
+Each process holds a shared lock on the directory's lock file. Whoever can get the lock alone is the last one and
+removes the directory; whoever starts removes those of servers that died without a chance to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+PREFIX = f"dcprt-{os.getuid()}-"
+LOCK = "lock"
+
+
+def base_dir() -> Path:
+    """Where run directories are made: the temporary directory. Socket paths must stay under 108 bytes."""
+    return Path(tempfile.gettempdir())
+
+
+class RunDir:
+    """A run directory and this process's hold on it."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls) -> RunDir:
+        """A new directory, mode 0700; sweeps those of dead owners first."""
+        sweep()
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base_dir()))
+        return cls(path, _hold(path, os.O_CREAT))
+
+    @classmethod
+    def join(cls, path: str) -> RunDir:
+        """The directory that the parent made.
+
+        Raises:
+            OSError: it is gone, so the parent is too.
+        """
+        return cls(Path(path), _hold(Path(path), 0))
+
+    def leave(self) -> None:
+        """Let go; remove the directory if nobody else is left."""
+        if self._lock < 0:
+            return
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+        self._lock = -1
+
+
+def _hold(path: Path, flags: int) -> int:
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
+
+
+def sweep() -> None:
+    """Remove the run directories of this user that no process holds."""
+    for path in base_dir().glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == os.getuid():
+                _remove_if_dead(path)
+
+
+def _remove_if_dead(path: Path) -> None:
+    """Raises OSError if the directory is alive, or being made this moment and still without its lock file."""
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock)

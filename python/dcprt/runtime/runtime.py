@@ -1,0 +1,187 @@
+"""A running model as its clients see it: requests in, events out. The API server and the Engine are both on it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from dcprt.errors import RequestError, RuntimeFailed
+from dcprt.messages import (
+    Abort,
+    Accepted,
+    FromTokenizer,
+    Query,
+    Reply,
+    RequestFailed,
+    TextOut,
+    TextRequest,
+)
+from dcprt.planner.deployment import Deployment
+from dcprt.runtime.supervisor import Supervisor
+from dcprt.wire import AsyncReceiver, Sender, endpoint
+
+log = logging.getLogger("dcprt")
+
+
+class Stream:
+    """The events of one request. Iterate until the one with `finish`; leaving early aborts the request."""
+
+    def __init__(self, runtime: Runtime, rid: str) -> None:
+        self.rid = rid
+        self.prompt_len = 0
+        self.queue: asyncio.Queue[FromTokenizer | RuntimeFailed] = asyncio.Queue()
+        self._runtime = runtime
+        self._ended = False
+
+    async def accepted(self) -> None:
+        """Wait until the request is known to be valid.
+
+        Raises:
+            RequestError: it is not.
+            RuntimeFailed: the server is going down.
+        """
+        event = await self._next()
+        assert isinstance(event, Accepted), event
+        self.prompt_len = event.prompt_len
+
+    async def __aiter__(self) -> AsyncIterator[TextOut]:
+        try:
+            while not self._ended:
+                event = await self._next()
+                if isinstance(event, TextOut):
+                    self._ended = event.finish is not None
+                    yield event
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Abort the request if it has not ended; forget it in any case."""
+        self._runtime.forget(self.rid, abort=not self._ended)
+        self._ended = True
+
+    async def _next(self) -> FromTokenizer:
+        try:
+            event = await self.queue.get()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        if isinstance(event, RequestFailed | RuntimeFailed):
+            self._ended = True
+            self._runtime.forget(self.rid, abort=False)
+            raise event.error() if isinstance(event, RequestFailed) else event
+        return event
+
+
+class Runtime:
+    """Supervisor and sockets. Make it inside an event loop; `start`, `ready`, and in the end `close`."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.supervisor = Supervisor(deployment)
+        self._context = zmq.asyncio.Context()
+        run_dir = self.supervisor.run_dir.path
+        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context(self._context)
+        self._out = Sender(plain, endpoint(run_dir, "requests"))
+        self._inbox: AsyncReceiver[FromTokenizer] = AsyncReceiver(
+            self._context, endpoint(run_dir, "texts"), FromTokenizer
+        )
+        self._streams: dict[str, Stream] = {}
+        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._numbers = itertools.count()
+        self._failed: str | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.is_ready = False
+
+    def start(self) -> None:
+        """Start all processes; returns at once."""
+        self.supervisor.start()
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._fail_with_supervisor())]
+
+    async def ready(self) -> None:
+        """Wait until requests are served.
+
+        Raises:
+            RuntimeFailed: a process ended instead.
+        """
+        await self.supervisor.ready()
+        self.is_ready = True
+
+    def submit(self, request: TextRequest) -> Stream:
+        """Start a request.
+
+        Raises:
+            RequestError: a live request has the same id.
+            RuntimeFailed: the server is going down.
+        """
+        if self._failed is not None:
+            raise RuntimeFailed(self._failed)
+        if request.rid in self._streams:
+            raise RequestError(f"A request with id {request.rid!r} is running already.", param="rid")
+        stream = self._streams[request.rid] = Stream(self, request.rid)
+        self._out.send([request])
+        return stream
+
+    def forget(self, rid: str, *, abort: bool) -> None:
+        """Drop a stream; with `abort`, end its request."""
+        if self._streams.pop(rid, None) is not None and abort and self._failed is None:
+            self._out.send([Abort(rid=rid)])
+
+    async def query(self, kind: str) -> dict[str, Any]:
+        """Ask the scheduler.
+
+        Raises:
+            RuntimeFailed: the server is going down.
+        """
+        if self._failed is not None:
+            raise RuntimeFailed(self._failed)
+        qid = next(self._numbers)
+        future = self._replies[qid] = asyncio.get_running_loop().create_future()
+        self._out.send([Query(qid=qid, kind=kind)])
+        try:
+            return await future
+        finally:
+            self._replies.pop(qid, None)
+
+    async def close(self) -> None:
+        """End all requests and all processes."""
+        self._fail("The server is shutting down.")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.supervisor.close()
+        self._out.close()
+        self._inbox.close()
+        self._context.term()
+
+    async def _receive(self) -> None:
+        while True:
+            for message in await self._inbox.recv():
+                if isinstance(message, Reply):
+                    future = self._replies.get(message.qid)
+                    if future is not None and not future.done():
+                        future.set_result(message.body)
+                elif stream := self._streams.get(message.rid):
+                    stream.queue.put_nowait(message)
+
+    async def _fail_with_supervisor(self) -> None:
+        with suppress(asyncio.CancelledError):
+            self._fail(await asyncio.shield(self.supervisor.failure))
+
+    def _fail(self, reason: str) -> None:
+        """Tell every client once."""
+        if self._failed is not None:
+            return
+        self._failed = reason
+        self.is_ready = False
+        for stream in list(self._streams.values()):
+            stream.queue.put_nowait(RuntimeFailed(reason))
+        for future in self._replies.values():
+            if not future.done():
+                future.set_exception(RuntimeFailed(reason))

@@ -1,0 +1,49 @@
+"""The process of one rank: plans in, results out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import zmq
+
+from dcprt.ids import Rank
+from dcprt.messages import StepPlan, WorkerReady
+from dcprt.runtime.channel import Launch
+from dcprt.wire import Receiver, Sender, endpoint
+
+log = logging.getLogger("dcprt")
+
+
+def run(launch: Launch, ready: Callable[[], None]) -> None:
+    """Load this rank's weights, meet the other ranks, then execute plans until the process is ended."""
+    import torch
+
+    from dcprt.comm.groups import connect
+    from dcprt.worker.build import build_worker
+
+    deployment, rank = launch.deployment, Rank(launch.rank)
+    torch.set_num_threads(deployment.threads)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    plans: Receiver[StepPlan] = Receiver(context, endpoint(launch.run_dir, f"plans-{rank}"), StepPlan)
+    results = Sender(context, endpoint(launch.run_dir, "results"))
+    grid = deployment.grid
+    groups = connect(
+        deployment.comm, rank, grid.tp, grid.dcp, arenas=launch.arenas, directory=launch.run_dir
+    )
+    start = time.monotonic()
+    worker = build_worker(deployment, rank, groups)
+    log.info("weights loaded in %.1f s (%s)", time.monotonic() - start, deployment.dtype)
+    groups.world.barrier()
+    ready()
+    results.send([WorkerReady(rank=rank)])
+    while True:
+        for plan in plans.poll(wait=True):
+            try:
+                result = worker.execute(plan)
+            except Exception:
+                log.error("failed in step %d", plan.number)
+                raise
+            if rank == 0:
+                results.send([result])

@@ -1,0 +1,204 @@
+"""The tokenizer's process: text to tokens on the way in, tokens to text on the way out.
+
+Long prompts are encoded in a thread (the library lets go of the GIL), so that they freeze nobody's stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+import zmq.asyncio
+
+from dcprt.errors import RequestError
+from dcprt.messages import (
+    Abort,
+    Finish,
+    FromScheduler,
+    FromTokenizer,
+    RequestFailed,
+    SamplingParams,
+    StopHit,
+    TextOut,
+    TextRequest,
+    TokenRequest,
+    TokensOut,
+    ToTokenizer,
+    Usage,
+    pack_tokens,
+)
+from dcprt.runtime.channel import Launch
+from dcprt.tokenizer.detokenizer import Detokenizer
+from dcprt.tokenizer.stops import StopMatcher
+from dcprt.tokenizer.text import TextCodec
+from dcprt.wire import AsyncReceiver, Sender, endpoint
+
+LONG_TEXT = 4096
+"""Characters from which on a prompt is encoded in a thread."""
+
+
+@dataclass
+class TextState:
+    """What is known of a live request: how far its text has come."""
+
+    sampling: SamplingParams
+    detokenizer: Detokenizer | None
+    stops: StopMatcher
+
+
+class TokenizerProcess:
+    """Turns requests into tokens and tokens into text; keeps only what is needed for that."""
+
+    def __init__(self, codec: TextCodec | None, to_scheduler: Sender, to_client: Sender) -> None:
+        self._codec = codec
+        self._to_scheduler = to_scheduler
+        self._to_client = to_client
+        self._live: dict[str, TextState] = {}
+        self._encoding: dict[str, asyncio.Task[None]] = {}
+
+    def from_client(self, message: ToTokenizer) -> None:
+        """One message from the client side."""
+        if isinstance(message, TextRequest):
+            self._start(message)
+        elif isinstance(message, Abort) and (task := self._encoding.pop(message.rid, None)):
+            task.cancel()
+            self._abort_unsent(message.rid)
+        else:
+            self._to_scheduler.send([message])
+
+    def from_scheduler(self, messages: list[FromScheduler]) -> None:
+        """The messages of one step, answered as one frame."""
+        answers: list[FromTokenizer] = []
+        for message in messages:
+            if isinstance(message, TokensOut):
+                if state := self._live.get(message.rid):
+                    answers.append(self._text(message, state))
+            else:
+                if isinstance(message, RequestFailed):
+                    self._live.pop(message.rid, None)
+                answers.append(message)
+        self._to_client.send(answers)
+
+    def _start(self, request: TextRequest) -> None:
+        if request.rid in self._live or request.rid in self._encoding:
+            error = RequestError(f"A request with id {request.rid!r} is running already.", param="rid")
+            self._to_client.send([RequestFailed.of(request.rid, error)])
+            return
+        size = len(request.prompt or "") + sum(len(str(m.get("content"))) for m in request.chat or ())
+        if size < LONG_TEXT:
+            self._submit(request, self._encode_safely(request))
+        else:
+            self._encoding[request.rid] = asyncio.create_task(self._start_long(request))
+
+    async def _start_long(self, request: TextRequest) -> None:
+        result = await asyncio.to_thread(self._encode_safely, request)
+        if self._encoding.pop(request.rid, None):
+            self._submit(request, result)
+
+    def _submit(self, request: TextRequest, result: bytes | RequestError) -> None:
+        if isinstance(result, RequestError):
+            self._to_client.send([RequestFailed.of(request.rid, result)])
+            return
+        detokenizer = Detokenizer(self._codec, request.sampling.skip_special_tokens) if self._codec else None
+        self._live[request.rid] = TextState(request.sampling, detokenizer, StopMatcher(request.sampling.stop))
+        message = TokenRequest(
+            rid=request.rid, token_ids=result, sampling=request.sampling, namespace=request.cache_salt
+        )
+        self._to_scheduler.send([message])
+
+    def _encode_safely(self, request: TextRequest) -> bytes | RequestError:
+        try:
+            return self._encode(request)
+        except RequestError as error:
+            return error
+
+    def _encode(self, request: TextRequest) -> bytes:
+        """Raises RequestError."""
+        if request.token_ids is not None and not request.sampling.stop:
+            return request.token_ids
+        if self._codec is None:
+            raise RequestError("The server runs with --skip-tokenizer-init: give token ids, and no stop strings.")
+        if request.token_ids is not None:
+            return request.token_ids
+        if request.chat is not None:
+            return pack_tokens(self._codec.encode_chat(request.chat))
+        assert request.prompt is not None
+        return pack_tokens(self._codec.encode(request.prompt))
+
+    def _abort_unsent(self, rid: str) -> None:
+        """Aborted before the scheduler ever heard of it."""
+        usage = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
+        finish = Finish(reason="abort")
+        self._to_client.send([TextOut(rid=rid, text="", token_ids=[], usage=usage, finish=finish)])
+
+    def _text(self, message: TokensOut, state: TextState) -> TextOut:
+        """Text of new tokens; ends the request where a stop string is complete."""
+        text, used = "", 0
+        for token in message.token_ids:
+            used += 1
+            if message.finish and message.finish.matched == token and used == len(message.token_ids):
+                break  # the end token itself has no text
+            if state.detokenizer:
+                text += state.stops.push(state.detokenizer.push([token]))
+            if state.stops.matched is not None:
+                return self._stopped(message, state, text, used)
+        if message.finish:
+            if state.detokenizer:
+                text += state.stops.push(state.detokenizer.flush())
+                if state.stops.matched is not None:
+                    return self._stopped(message, state, text, used)
+                text += state.stops.flush()
+            del self._live[message.rid]
+        return TextOut(
+            rid=message.rid, text=text, token_ids=message.token_ids, usage=message.usage, finish=message.finish
+        )
+
+    def _stopped(self, message: TokensOut, state: TextState, text: str, used: int) -> TextOut:
+        """The request is over here; the scheduler learns it, unless it has ended the request itself."""
+        surplus = len(message.token_ids) - used
+        usage = Usage(
+            prompt_tokens=message.usage.prompt_tokens,
+            completion_tokens=message.usage.completion_tokens - surplus,
+            cached_tokens=message.usage.cached_tokens,
+        )
+        del self._live[message.rid]
+        if not message.finish:
+            self._to_scheduler.send([StopHit(rid=message.rid, completion_tokens=usage.completion_tokens)])
+        finish = Finish(reason="stop", matched=state.stops.matched)
+        return TextOut(rid=message.rid, text=text, token_ids=message.token_ids[:used], usage=usage, finish=finish)
+
+
+async def serve(launch: Launch, ready: Callable[[], None]) -> None:
+    """Serve until the process is ended."""
+    context = zmq.asyncio.Context()
+    plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
+    run_dir = launch.run_dir
+    requests: AsyncReceiver[ToTokenizer] = AsyncReceiver(context, endpoint(run_dir, "requests"), ToTokenizer)
+    tokens: AsyncReceiver[FromScheduler] = AsyncReceiver(context, endpoint(run_dir, "tokens"), FromScheduler)
+    skip = launch.deployment.config.model.skip_tokenizer_init
+    codec = None if skip else TextCodec(Path(launch.deployment.directory))
+    process = TokenizerProcess(
+        codec,
+        to_scheduler=Sender(plain, endpoint(run_dir, "scheduler")),
+        to_client=Sender(plain, endpoint(run_dir, "texts")),
+    )
+    ready()
+
+    async def inward() -> None:
+        while True:
+            for message in await requests.recv():
+                process.from_client(message)
+
+    async def outward() -> None:
+        while True:
+            process.from_scheduler(await tokens.recv())
+
+    await asyncio.gather(inward(), outward())
+
+
+def run(launch: Launch, ready: Callable[[], None]) -> None:
+    """The tokenizer's process."""
+    uvloop.run(serve(launch, ready))
