@@ -1,6 +1,6 @@
 """Microseconds per collective, by backend, ranks and size, between real processes.
 
-    python benchmark/bench_comm.py --op all_reduce --ranks 2 4 8 --elements 1 576 65536
+python benchmark/bench_comm.py --op all_reduce --ranks 2 4 8 --elements 1 576 65536
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from dcprt.comm.arena import create_arenas
+from dcprt.comm.arena import DEFAULT_SLOT_BYTES, create_arenas
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dcprt.comm.protocol import Collective
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
@@ -27,12 +33,12 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--elements", type=int, nargs="+", default=[1, 576, 9216, 147456, 1179648])
     out.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     out.add_argument("--seconds", type=float, default=0.5, help="about this long per figure")
-    out.add_argument("--slot-bytes", type=int, default=0, help="size of a slot of the arena; 0: the default")
+    out.add_argument("--slot-bytes", type=int, default=DEFAULT_SLOT_BYTES, help="size of a slot of the arena")
     out.add_argument("--child", default="", help=argparse.SUPPRESS)
     return out
 
 
-def child(job: dict[str, object]) -> None:
+def child(job: dict[str, Any]) -> None:
     """One rank: rank 0 prints one line of JSON per op and size, the best of 3 means in microseconds."""
     import torch
 
@@ -40,47 +46,51 @@ def child(job: dict[str, object]) -> None:
     from dcprt.comm.groups import connect
 
     torch.set_num_threads(1)
-    rank, ranks = int(str(job["rank"])), int(str(job["ranks"]))
-    arenas = Arenas.from_json(str(job["arenas"]))
-    groups = connect(
-        str(job["backend"]), rank, ranks, 1, arenas=arenas, directory=str(job["directory"]), timeout_s=60
-    )
-    group = groups.world
-    for op in list(job["ops"]):  # type: ignore[call-overload]
-        for count in list(job["elements"]):  # type: ignore[call-overload]
+    rank, ranks = job["rank"], job["ranks"]
+    arenas = Arenas.from_json(job["arenas"])
+    groups = connect(job["backend"], rank, ranks, 1, arenas=arenas, directory=job["directory"], timeout_s=60)
+    for op in job["ops"]:
+        for count in job["elements"]:
             shape = (ranks, -(-count // ranks)) if op in ("reduce_scatter", "all_to_all") else (count,)
-            x = torch.zeros(shape, dtype=getattr(torch, str(job["dtype"])))
-            call = getattr(group, op)
-
-            def mean(times: int) -> float:
-                group.barrier()
-                begin = time.perf_counter()
-                for _ in range(times):
-                    call(x)
-                return (time.perf_counter() - begin) / times * 1e6
-
-            pilot = torch.tensor([mean(20)])
-            group.broadcast(pilot)
-            times = max(5, min(20000, int(float(str(job["seconds"])) / 3 * 1e6 / pilot.item())))
-            best = min(mean(times) for _ in range(3))
+            x = torch.zeros(shape, dtype=getattr(torch, job["dtype"]))
+            pilot = torch.tensor([mean(groups.world, op, x, 20)])
+            groups.world.broadcast(pilot)
+            times = max(5, min(20000, int(job["seconds"] / 3 * 1e6 / pilot.item())))
+            best = min(mean(groups.world, op, x, times) for _ in range(3))
             if rank == 0:
                 print(json.dumps([op, count, best]), flush=True)
-    group.barrier()
+    groups.world.barrier()
     groups.close()
+
+
+def mean(group: Collective, op: str, x: Tensor, times: int) -> float:
+    """Microseconds of one call, over `times` of them."""
+    call = getattr(group, op)
+    group.barrier()
+    begin = time.perf_counter()
+    for _ in range(times):
+        call(x)
+    return (time.perf_counter() - begin) / times * 1e6
 
 
 def measure(options: argparse.Namespace, backend: str, ranks: int) -> dict[tuple[str, int], float]:
     """Figures of one backend at one number of ranks, by (op, elements)."""
-    arenas = create_arenas(ranks, 1, **({"slot_bytes": options.slot_bytes} if options.slot_bytes else {}))
+    arenas = create_arenas(ranks, 1, options.slot_bytes)
     passive = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as directory:
         processes = []
         for rank in range(ranks):
             job = {
-                "rank": rank, "ranks": ranks, "backend": backend, "arenas": arenas.to_json(), "ops": options.op,
-                "directory": directory, "elements": options.elements, "dtype": options.dtype,
+                "rank": rank,
+                "ranks": ranks,
+                "backend": backend,
+                "arenas": arenas.to_json(),
+                "ops": options.op,
+                "directory": directory,
+                "elements": options.elements,
+                "dtype": options.dtype,
                 "seconds": options.seconds,
-            }  # fmt: skip
+            }
             command = [sys.executable, str(Path(__file__).resolve()), "--child", json.dumps(job)]
             output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
             processes.append(

@@ -1,6 +1,7 @@
 """The shared memory in which ranks of one host meet: created by the parent, inherited by the children.
 
-The memory is a memfd: it has no name, so nothing is left in /dev/shm, and goes with the last process that holds it.
+The memory is a memfd: it has no name, so nothing is left in /dev/shm, and it goes with the last process
+that holds it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Arenas:
 
 
 def create_arenas(tp: int, dcp: int, slot_bytes: int = DEFAULT_SLOT_BYTES) -> Arenas:
-    """Fresh arenas for the world of `tp` ranks and for its `tp // dcp` dcp groups. `slot_bytes` divides by 64."""
+    """Arenas for the world of `tp` ranks and its `tp // dcp` dcp groups; `slot_bytes` divides by 64."""
     world = create_arena("world", tp, slot_bytes) if tp > 1 else None
     groups = tp // dcp if dcp > 1 else 0
     return Arenas(world, tuple(create_arena(f"dcp-{i}", dcp, slot_bytes) for i in range(groups)))

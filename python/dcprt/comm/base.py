@@ -61,7 +61,7 @@ class BaseCollective(ABC):
     def start_broadcast(self, x: Tensor, root: int = 0) -> Handle:
         self._check("broadcast", x)
         if not 0 <= root < self.size:
-            raise CollectiveError(f"broadcast of group {self.name!r}: there is no rank {root} in {self.size}.")
+            raise CollectiveError(f"{self._where('broadcast')}: there is no rank {root} in {self.size}.")
         return Done(x) if self.size == 1 else self._start("broadcast", x, root)
 
     def start_barrier(self) -> Handle:
@@ -97,7 +97,8 @@ class BaseCollective(ABC):
         if self._unusable:
             raise CollectiveError(f"{self._where(op)}: the group cannot be used any more: {self._unusable}")
         if op in ("all_reduce", "reduce_scatter") and x.dtype not in SUMMED:
-            raise CollectiveError(f"{self._where(op)}: sums are for float32 and bfloat16, not {_name(x.dtype)}.")
+            kind = _name(x.dtype)
+            raise CollectiveError(f"{self._where(op)}: sums are for float32 and bfloat16, not {kind}.")
         if op in ("reduce_scatter", "all_to_all") and (x.ndim == 0 or x.shape[0] != self.size):
             raise CollectiveError(
                 f"{self._where(op)}: the first of the sizes {list(x.shape)} must be the group's, {self.size}."
@@ -119,7 +120,7 @@ class BaseCollective(ABC):
         return CollectiveTimeout(text)
 
     def _mismatch(self, op: str, calls: Sequence[str]) -> CollectiveError:
-        """The error of ranks that called different things; `calls[j]` describes rank j's, empty if unknown."""
+        """The error of ranks that called different things; `calls[j]` is rank j's, empty if unknown."""
         told = "; ".join(f"rank {j} called {call}" for j, call in enumerate(calls) if call)
         return self._failed(op, f"the ranks differ: {told}")
 

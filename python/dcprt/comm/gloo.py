@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import FileStore, ProcessGroupGloo, Work
+from torch.distributed import FileStore, ProcessGroupGloo, Work  # type: ignore[attr-defined]
 
 from dcprt.comm.base import BaseCollective, ordered_sum
 from dcprt.comm.groups import Place
@@ -30,20 +31,21 @@ class GlooCollective(BaseCollective):
     def __init__(
         self, name: str, rank: int, size: int, meeting: Path, timeout_s: float | None = None
     ) -> None:
-        """Connects to the other ranks through the file `meeting`, which is new and is removed by the last to close.
+        """Meets the other ranks in the file `meeting`, which is new and is removed by the last to close.
 
         Raises:
             CollectiveTimeout: not all ranks came.
         """
         super().__init__(name, rank, size, timeout_s)
         deadline = timedelta(seconds=self.timeout_s)
-        options = ProcessGroupGloo._Options()
-        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        gloo: Any = ProcessGroupGloo  # its type stubs lack most of it
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
         options._timeout = deadline
         try:
             store = FileStore(str(meeting), size)
             store.set_timeout(deadline)
-            self._gloo: ProcessGroupGloo | None = ProcessGroupGloo(store, rank, size, options)
+            self._gloo: Any = gloo(store, rank, size, options)
         except RuntimeError as error:
             raise self.translated("connect", error) from error
 
@@ -61,7 +63,6 @@ class GlooCollective(BaseCollective):
     def _begin(self, op: str, x: Tensor, root: int) -> tuple[Work, Callable[[], Tensor]]:
         """The work under way, and what makes the result of it."""
         gloo = self._gloo
-        assert gloo is not None
         source = x.detach().contiguous()
         if op in ("all_reduce", "all_gather"):
             received = torch.empty((self.size, *x.shape), dtype=x.dtype)

@@ -67,7 +67,7 @@ def default_backend() -> str:
             f"DCPRT_COMM={chosen} is none of {', '.join(BACKENDS)}.{did_you_mean(chosen, BACKENDS)}"
         )
     if chosen == "shm" and not has_kernels:
-        raise ConfigError("DCPRT_COMM=shm needs Linux and the package dcprt-kernel; DCPRT_COMM=gloo does without.")
+        raise ConfigError("DCPRT_COMM=shm needs Linux and the package dcprt-kernel; use gloo without.")
     return chosen
 
 
@@ -83,8 +83,9 @@ def connect(
 ) -> Groups:
     """Joins the world and the dcp group of `rank`, one of `tp`; every rank calls it.
 
-    `shm` needs `arenas` (made by the parent for the same `tp` and `dcp`), `gloo` a private, empty `directory` that all
-    ranks see. Dcp group i is the ranks `i*dcp .. (i+1)*dcp - 1`. The deadline defaults to the environment's.
+    `shm` needs `arenas` (made by the parent for the same `tp` and `dcp`), `gloo` a private, empty `directory`
+    that all ranks see. Dcp group i is the ranks `i*dcp .. (i+1)*dcp - 1`. The deadline defaults to the
+    environment's.
 
     Raises:
         ConfigError: there is no such backend.

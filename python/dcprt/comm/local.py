@@ -37,7 +37,7 @@ class LocalHub:
             self._changed.notify_all()
 
     def collect(self, number: int, rank: int, timeout_s: float) -> tuple[dict[int, str], list[Tensor]]:
-        """The calls and the data of all ranks in round `number`; of fewer if they differ, or did not come in time."""
+        """Calls and data of all ranks in round `number`; of fewer if they differ or did not come in time."""
         with self._changed:
             entry = self._rounds[number]
             self._changed.wait_for(

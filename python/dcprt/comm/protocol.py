@@ -9,14 +9,14 @@ if TYPE_CHECKING:
 
 
 class Handle(Protocol):
-    """A collective under way. The tensor given to it must be neither read nor written until `wait` returns."""
+    """A collective under way. The tensor given to it is neither read nor written until `wait` returns."""
 
     def wait(self) -> Tensor:
         """The result of the operation; waiting again returns it again.
 
         Raises:
-            CollectiveTimeout: a rank did not answer within the deadline, which counts from this call (gloo: from
-                the start).
+            CollectiveTimeout: a rank did not answer within the deadline, which counts from this call (gloo:
+                from the start).
             CollectiveError: the ranks called different operations, or a peer is gone.
         """
         ...
@@ -25,13 +25,14 @@ class Handle(Protocol):
 class Collective(Protocol):
     """One rank's end of one group, for one thread at a time.
 
-    Every rank of the group calls the same operations in the same order, with tensors of the same shape and dtype.
-    Whether an operation is called must depend only on what all ranks know alike. Tensors may be non-contiguous and
-    of any size, also empty. Sums are for float32 and bfloat16, are taken in rank order (bfloat16 in float32, rounded
-    once), and so have the same bits on every rank and in every backend. The other operations take any dtype.
+    Every rank of the group calls the same operations in the same order, with tensors of the same shape and
+    dtype. Whether an operation is called must depend only on what all ranks know alike. Tensors may be
+    non-contiguous and of any size, also empty. Sums are for float32 and bfloat16, are taken in rank order
+    (bfloat16 in float32, rounded once), and so have the same bits on every rank and in every backend. The
+    other operations take any dtype.
 
-    `start_x(...).wait()` is the same as `x(...)`. Handles may be waited for in any order; starting an operation may
-    complete the one before. After an error the group cannot be used again.
+    `start_x(...).wait()` is the same as `x(...)`. Handles may be waited for in any order; starting an
+    operation may complete the one before. After an operation failed the group cannot be used again.
     """
 
     @property

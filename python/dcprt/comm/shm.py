@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from dcprt_kernel import Op, ShmGroup, ShmMismatch, ShmTimeout
 from torch import Tensor
 
 from dcprt.comm.arena import Arena
@@ -11,6 +10,7 @@ from dcprt.comm.base import BaseCollective
 from dcprt.comm.groups import Place
 from dcprt.comm.protocol import Collective, Handle
 from dcprt.errors import CollectiveError
+from dcprt_kernel import Op, ShmGroup, ShmMismatchError, ShmTimeoutError
 
 
 def open_group(place: Place) -> Collective:
@@ -44,7 +44,7 @@ class ShmCollective(BaseCollective):
         try:
             handle = _ShmHandle(self, op, source, self._output(op, source), data)
             self._native.start(_OPS[op], source, handle.out, root, self.timeout_s)
-        except (ShmTimeout, ShmMismatch) as error:
+        except (ShmTimeoutError, ShmMismatchError) as error:
             raise self.translated(op, error) from error
         self._open = handle
         return handle
@@ -65,12 +65,12 @@ class ShmCollective(BaseCollective):
         self._open = None
         try:
             self._native.finish(self.timeout_s)
-        except (ShmTimeout, ShmMismatch) as error:
+        except (ShmTimeoutError, ShmMismatchError) as error:
             raise self.translated(op, error) from error
 
-    def translated(self, op: str, error: ShmTimeout | ShmMismatch) -> CollectiveError:
+    def translated(self, op: str, error: ShmTimeoutError | ShmMismatchError) -> CollectiveError:
         """The native error, as one of ours."""
-        if isinstance(error, ShmTimeout):
+        if isinstance(error, ShmTimeoutError):
             return self._timeout(op, error.missing)
         return self._mismatch(op, error.calls)
 

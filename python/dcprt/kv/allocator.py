@@ -71,8 +71,8 @@ class PageAllocator:
         that are lost, listed twice, or out of range.
         """
         places: dict[PageId, list[str]] = {}
-        holdings = {"free": self._free, "cached": cached, "transfer": self._freed_while_pinned, **owned}
-        for holder, pages in holdings.items():
+        ours = [("free", self._free), ("cached", cached), ("transfer", self._freed_while_pinned)]
+        for holder, pages in [*ours, *((f"request {rid}", pages) for rid, pages in owned.items())]:
             for page in pages:
                 places.setdefault(page, []).append(holder)
         twice = {page: holders for page, holders in places.items() if len(holders) > 1}

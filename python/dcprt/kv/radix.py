@@ -84,6 +84,7 @@ class RadixCache:
         self._layout = layout
         self._allocator = allocator
         self._roots: dict[str, Node] = {}
+        self._names: dict[Node, str] = {}
         self._clock = 0
         self._seq = 0
         self._num_nodes = 0
@@ -125,6 +126,7 @@ class RadixCache:
             if not step.locks:
                 self._evictable += len(step.pages)
                 self._offer(step)
+                self._drop_if_empty(step)
             step = step.parent
 
     def insert(self, namespace: str, tokens: Tokens, pages: Sequence[PageId]) -> tuple[Node, int]:
@@ -203,6 +205,7 @@ class RadixCache:
         node = self._roots.get(namespace)
         if node is None:
             node = self._roots[namespace] = Node(array("i"), 0, [], None, self._next_seq())
+            self._names[node] = namespace
         length = 0
         while length < len(tokens) and (child := node.children.get(tokens[length])) is not None:
             shared = common_len(child.key, tokens[length : length + len(child.key)])
@@ -272,7 +275,7 @@ class RadixCache:
         self._num_nodes -= 1
         freed = leaf.pages
         if parent.is_root:
-            self._drop_empty_roots()
+            self._drop_if_empty(parent)
         elif not parent.children:
             if self._layout.in_span(parent.end):
                 parent.pages.append(freed[0])
@@ -297,8 +300,10 @@ class RadixCache:
             self._candidates = [(n.last_use, n.seq, n) for n in self.nodes() if self._is_free_leaf(n)]
             heapq.heapify(self._candidates)
 
-    def _drop_empty_roots(self) -> None:
-        self._roots = {name: root for name, root in self._roots.items() if root.children or root.locks}
+    def _drop_if_empty(self, root: Node) -> None:
+        """Forget a namespace in which nothing is cached or locked."""
+        if root in self._names and not root.children and not root.locks:
+            del self._roots[self._names.pop(root)]
 
     def _next_seq(self) -> int:
         self._seq += 1

@@ -1,4 +1,9 @@
-"""Matrix products, whole or cut over ranks."""
+"""Matrix products, whole or cut over ranks.
+
+Products take the model's type; what is summed over ranks, the residual and the logits are float32, so that a bfloat16
+model loses nothing there. A logit of 25 rounded to bfloat16 is off by up to 0.06, which is often more than what lies
+between the two best.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,8 @@ class SummedLinear:
         self._world = world
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = self._world.all_reduce(F.linear(x, self.weight))
+        """[tokens, in] to float32 [tokens, out]."""
+        out = self._world.all_reduce(F.linear(x, self.weight).float())
         return out if self.bias is None else out + self.bias
 
 
@@ -43,17 +49,21 @@ class VocabEmbedding:
         self._world = world
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """[tokens] to [tokens, hidden]."""
+        """[tokens] to float32 [tokens, hidden]."""
         if self._world.size == 1:
-            return self.weight[token_ids]
+            return self.weight[token_ids].float()
         local = token_ids - self._shard.start
         here = (local >= 0) & (token_ids < self._shard.stop)
-        found = self.weight[torch.where(here, local, 0)] * here.unsqueeze(-1)
+        found = self.weight[torch.where(here, local, 0)].float() * here.unsqueeze(-1)
         return self._world.all_reduce(found)
 
 
+BLOCK = 4096
+"""Vocabulary rows widened at a time: small enough to stay in the cache between the widening and the product."""
+
+
 class VocabLogits:
-    """Products with a vocabulary cut over ranks; padded rows never leave this class."""
+    """Products with a vocabulary cut over ranks, in float32; padded rows never leave this class."""
 
     def __init__(self, weight: Tensor, vocab_size: int, world: Collective) -> None:
         self.weight = weight
@@ -62,7 +72,11 @@ class VocabLogits:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] to float32 [rows, vocab_size], on every rank."""
-        local = F.linear(hidden, self.weight).float()
+        if self.weight.dtype == torch.float32:
+            local = F.linear(hidden, self.weight)
+        else:
+            wide = hidden.float()
+            local = torch.cat([F.linear(wide, part.float()) for part in self.weight.split(BLOCK)], dim=1)
         if self._world.size > 1:
             local = self._world.all_gather(local).transpose(0, 1).flatten(1)
         return local[:, : self._vocab_size]

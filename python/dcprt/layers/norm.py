@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 class RMSNorm:
-    """`x / rms(x) * weight`, the root mean square in float32. weight: [hidden]."""
+    """`x / rms(x) * weight`, computed in float32, in the type of `weight`: [hidden]."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight
         self._eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
-        return (wide * scale).to(x.dtype) * self.weight
+        """float32 [tokens, hidden] to the same shape, in the type that matrix products take."""
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self._eps)
+        return (x * scale * self.weight).to(self.weight.dtype)

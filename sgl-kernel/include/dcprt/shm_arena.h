@@ -17,8 +17,8 @@
 // `Call` is kept in two copies for the same reason.
 //
 // Why the reads see the data. s publishes by `arrived.fetch_add` (sequentially consistent, hence a release) after its
-// writes. A waiter leaves step 1 or 4 when an acquire load of `arrived` shows all arrivals of the round; all changes of
-// `arrived` are read-modify-writes, so they form one release sequence and that load synchronizes with every one of them.
+// writes. A waiter leaves step 1 or 4 when an acquire load of `arrived` shows all arrivals of the round; all changes
+// of `arrived` are read-modify-writes, so they form release sequences and that load synchronizes with each of them.
 // In a broadcast a rank waits for the root alone, by an acquire load of the root's `posted`, which the root stores with
 // release after its writes. The reads of s in round n-2 happen before its arrival in n-1, and so, by the same chain,
 // before the writes of r in round n: the buffers are reused without a race.
@@ -36,7 +36,6 @@
 
 #include <sched.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -45,7 +44,7 @@
 
 namespace dcprt {
 
-constexpr size_t kCacheLines = 128;  // two lines: neighbours are prefetched in pairs
+constexpr size_t kCacheLinePair = 128;  // neighbouring lines are prefetched in pairs
 constexpr size_t kArenaPage = 4096;
 
 // What a rank was asked to do; equal on all ranks, or the call is refused.
@@ -62,18 +61,18 @@ struct Call {
   }
 };
 
-struct alignas(kCacheLines) GroupHeader {
+struct alignas(kCacheLinePair) GroupHeader {
   std::atomic<uint32_t> arrived;   // arrivals over all ranks and rounds; the word that is slept on
   std::atomic<uint32_t> sleepers;  // ranks asleep on it, or about to be
 };
 
-struct alignas(kCacheLines) RankHeader {
+struct alignas(kCacheLinePair) RankHeader {
   std::atomic<uint32_t> posted;  // the last round this rank has arrived in
   Call calls[2];                 // of round n at n % 2
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "the words are shared between processes");
-static_assert(sizeof(GroupHeader) == kCacheLines && sizeof(RankHeader) == kCacheLines, "layout");
+static_assert(sizeof(GroupHeader) == kCacheLinePair && sizeof(RankHeader) == kCacheLinePair, "layout");
 
 class ShmArena {
  public:

@@ -17,25 +17,25 @@ namespace dcprt {
 constexpr size_t kSumBlock = 1024;
 
 // out[i] = a[i] + b[i]
-[[maybe_unused]] DCPRT_MULTIVERSION static void AddTwo(const float* __restrict a, const float* __restrict b, float* __restrict out,
+DCPRT_MULTIVERSION static void AddTwo(const float* __restrict a, const float* __restrict b, float* __restrict out,
                                       size_t count) {
   for (size_t i = 0; i < count; ++i) out[i] = a[i] + b[i];
 }
 
 // acc[i] += x[i]
-[[maybe_unused]] DCPRT_MULTIVERSION static void AddTo(float* __restrict acc, const float* __restrict x, size_t count) {
+DCPRT_MULTIVERSION static void AddTo(float* __restrict acc, const float* __restrict x, size_t count) {
   for (size_t i = 0; i < count; ++i) acc[i] += x[i];
 }
 
-[[maybe_unused]] DCPRT_MULTIVERSION static void Widen(const BFloat16* __restrict x, float* __restrict out, size_t count) {
+DCPRT_MULTIVERSION static void Widen(const BFloat16* __restrict x, float* __restrict out, size_t count) {
   for (size_t i = 0; i < count; ++i) out[i] = ToFloat(x[i]);
 }
 
-[[maybe_unused]] DCPRT_MULTIVERSION static void AddWidened(float* __restrict acc, const BFloat16* __restrict x, size_t count) {
+DCPRT_MULTIVERSION static void AddWidened(float* __restrict acc, const BFloat16* __restrict x, size_t count) {
   for (size_t i = 0; i < count; ++i) acc[i] += ToFloat(x[i]);
 }
 
-[[maybe_unused]] DCPRT_MULTIVERSION static void Narrow(const float* __restrict x, BFloat16* __restrict out, size_t count) {
+DCPRT_MULTIVERSION static void Narrow(const float* __restrict x, BFloat16* __restrict out, size_t count) {
   for (size_t i = 0; i < count; ++i) out[i] = ToBFloat16(x[i]);
 }
 

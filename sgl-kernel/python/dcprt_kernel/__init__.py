@@ -14,7 +14,7 @@ import tvm_ffi
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Op", "ShmGroup", "ShmMismatch", "ShmTimeout"]
+__all__ = ["Op", "ShmGroup", "ShmMismatchError", "ShmTimeoutError"]
 __version__ = "0.1.0"
 
 _LIBRARY = tvm_ffi.load_module(Path(__file__).with_name("libdcprt_kernel.so"))
@@ -38,7 +38,7 @@ class Op(IntEnum):
     BARRIER = 6
 
 
-class ShmTimeout(RuntimeError):
+class ShmTimeoutError(RuntimeError):
     """The deadline passed; `missing` are the ranks that had not arrived."""
 
     def __init__(self, missing: tuple[int, ...]) -> None:
@@ -46,8 +46,8 @@ class ShmTimeout(RuntimeError):
         self.missing = missing
 
 
-class ShmMismatch(RuntimeError):
-    """The ranks called different things; `calls` has one description per rank, empty where it had not arrived."""
+class ShmMismatchError(RuntimeError):
+    """The ranks called different things; `calls` describes each rank's, empty where it had not arrived."""
 
     def __init__(self, calls: tuple[str, ...]) -> None:
         super().__init__(f"the ranks differ: {calls}")
@@ -57,21 +57,21 @@ class ShmMismatch(RuntimeError):
 class ShmGroup:
     """One rank's end of a group that meets in shared memory. For one thread at a time.
 
-    One call is open at a time: every `start` is followed by `finish` before the next. After an error the group cannot
-    be used again.
+    One call is open at a time: every `start` is followed by `finish` before the next. After
+    `ShmTimeoutError` or `ShmMismatchError` the group cannot be used again.
     """
 
     def __init__(self, fd: int, rank: int, ranks: int, slot_bytes: int) -> None:
-        """Maps the arena behind `fd`: zeroed memory with two slots of `slot_bytes` per rank behind the headers."""
+        """Maps the arena behind `fd`: zeroed memory, headers and two slots of `slot_bytes` per rank."""
         self._ranks = ranks
         self._handle: int | None = _open(fd, rank, ranks, slot_bytes)
 
     def start(self, op: Op, x: Tensor, out: Tensor, root: int, timeout_s: float) -> None:
-        """Publishes `x`. Both tensors are contiguous and must stay alive and untouched until `finish` returns.
+        """Publishes `x`. Both tensors are contiguous and stay alive and untouched until `finish` returns.
 
         Raises:
             ValueError: the tensors do not fit `op`.
-            ShmTimeout, ShmMismatch: a rank is missing from, or differed in, the broadcast before this call.
+            ShmTimeoutError, ShmMismatchError: a rank is missing from, or differed in, the broadcast before.
         """
         self._check(_start(self._handle, int(op), x, out, root, timeout_s))
 
@@ -79,8 +79,8 @@ class ShmGroup:
         """Waits for the other ranks and fills the `out` given to `start`.
 
         Raises:
-            ShmTimeout: a rank did not arrive within `timeout_s`.
-            ShmMismatch: a rank called another operation, or the same with another size or dtype.
+            ShmTimeoutError: a rank did not arrive within `timeout_s`.
+            ShmMismatchError: a rank called another operation, or the same with another size or dtype.
         """
         self._check(_finish(self._handle, timeout_s))
 
@@ -95,8 +95,8 @@ class ShmGroup:
             return
         peers = [_peer(self._handle, rank) for rank in range(self._ranks)]
         if status == _TIMEOUT:
-            raise ShmTimeout(tuple(rank for rank, peer in enumerate(peers) if not peer[0]))
-        raise ShmMismatch(tuple(_describe(*peer) for peer in peers))
+            raise ShmTimeoutError(tuple(rank for rank, peer in enumerate(peers) if not peer[0]))
+        raise ShmMismatchError(tuple(_describe(*peer) for peer in peers))
 
 
 def _describe(arrived: bool, op: int, dtype: int, root: int, size: int) -> str:

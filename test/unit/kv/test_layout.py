@@ -21,7 +21,7 @@ class Place:
 
 
 def lay_out(layout: Layout, spans: int) -> list[Place]:
-    """Place every position of `spans` spans: `interleave` on one rank, then the next rank, until pages are full."""
+    """Place the positions of `spans` spans: `interleave` on one rank, then the next, until pages are full."""
     places: list[Place] = []
     for span in range(spans):
         filled = [0] * layout.dcp

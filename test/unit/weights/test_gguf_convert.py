@@ -30,12 +30,18 @@ def quiet(line: str) -> None:
 
 def start_resolve(cache: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "DCPRT_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen([sys.executable, "-c", RESOLVE], env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", RESOLVE], env=environment, stdout=subprocess.PIPE, text=True
+    )
 
 
-def test_demo_values_are_exactly_those_of_gguf(demo_gguf: Path, demo_directory: Path) -> None:
+@pytest.fixture(scope="module")
+def reader(demo_gguf: Path) -> gguf.GGUFReader:
+    return gguf.GGUFReader(demo_gguf)
+
+
+def test_demo_values_are_exactly_those_of_gguf(reader: gguf.GGUFReader, demo_directory: Path) -> None:
     written = load_file(demo_directory / "model.safetensors")
-    reader = gguf.GGUFReader(demo_gguf)
     assert len(written) == len(reader.tensors)
     stems = {
         "attn_norm": "input_layernorm",
@@ -57,7 +63,10 @@ def test_demo_values_are_exactly_those_of_gguf(demo_gguf: Path, demo_directory: 
                 halves = found.reshape(-1, 2, 32, found.shape[1])
                 found = np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(found.shape)
         else:
-            name = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+            name = {
+                "token_embd.weight": "model.embed_tokens.weight",
+                "output_norm.weight": "model.norm.weight",
+            }
             found = written[name[tensor.name]]
         np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32), err_msg=tensor.name)
 
@@ -77,7 +86,7 @@ def test_demo_config(demo_directory: Path) -> None:
     )
 
 
-def test_transformers_reads_it_and_knows_the_capital_of_france(demo_directory: Path, demo_gguf: Path) -> None:
+def test_transformers_reads_it_and_knows_the_capital_of_france(demo_directory: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     model = transformers.LlamaForCausalLM.from_pretrained(demo_directory, dtype=torch.float32)
@@ -86,16 +95,9 @@ def test_transformers_reads_it_and_knows_the_capital_of_france(demo_directory: P
     assert ids.tolist() == [[504, 3575, 282, 4649, 314]]
     out = model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=2)
     assert "Paris" in tokenizer.decode(out[0, ids.shape[1] :])
-    other = transformers.LlamaForCausalLM.from_pretrained(
-        demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32
-    )
-    mine = model.state_dict()
-    for name, expected in other.state_dict().items():
-        assert torch.equal(mine[name], expected), name
 
 
-def test_header_agrees_with_the_gguf_package(demo_gguf: Path) -> None:
-    reader = gguf.GGUFReader(demo_gguf)
+def test_header_agrees_with_the_gguf_package(reader: gguf.GGUFReader, demo_gguf: Path) -> None:
     mine = read_gguf(demo_gguf)
     assert {t.name: (t.data_offset, t.n_bytes) for t in reader.tensors} == {
         t.name: (t.offset, t.size) for t in mine.tensors.values()
@@ -162,7 +164,11 @@ def test_rope_scaling(write_gguf: Callable[..., Path], tmp_path: Path) -> None:
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
     assert rope("linear", metadata=linear) == {"rope_type": "linear", "rope_theta": 500000.0, "factor": 2.0}
     llama3 = rope("llama3", tensors={"rope_freqs.weight": llama3_divisors(32.0, 500000.0, 8)})
-    assert (llama3["rope_type"], llama3["factor"], llama3["original_max_position_embeddings"]) == ("llama3", 32.0, 8192)
+    assert (llama3["rope_type"], llama3["factor"], llama3["original_max_position_embeddings"]) == (
+        "llama3",
+        32.0,
+        8192,
+    )
     with pytest.raises(ModelError, match=r"rope_freqs\.weight"):
         rope("strange", tensors={"rope_freqs.weight": np.array([1, 2, 3, 4], np.float32)})
     with pytest.raises(ModelError, match="'yarn'"):
@@ -185,7 +191,11 @@ def test_rope_scaling(write_gguf: Callable[..., Path], tmp_path: Path) -> None:
         ({"tokenizer.ggml.eos_token_id": 9999}, {}, ["eos_token_id", "9999"]),
         ({"tokenizer.ggml.merges": ["h zz"]}, {}, ["tokenizer", "damaged"]),
         ({}, {"blk.1.ffn_up.weight": None}, ["blk.1.ffn_up.weight"]),
-        ({}, {"blk.1.ffn_up.weight": np.zeros((3, 32), np.float32)}, ["blk.1.ffn_up.weight", "(3, 32)", "(64, 32)"]),
+        (
+            {},
+            {"blk.1.ffn_up.weight": np.zeros((3, 32), np.float32)},
+            ["blk.1.ffn_up.weight", "(3, 32)", "(64, 32)"],
+        ),
         ({}, {"blk.1.strange.weight": np.zeros(32, np.float32)}, ["blk.1.strange.weight"]),
     ],
 )

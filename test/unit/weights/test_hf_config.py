@@ -149,7 +149,10 @@ def test_rope_as_transformers_writes_it(tmp_path: Path, kind: str) -> None:
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
         ({"torch_dtype": "float8_e4m3fn"}, ["torch_dtype", "float8_e4m3fn"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq"]),
-        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, ["rope_scaling.rope_type", "longrope", "yarn"]),
+        (
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            ["rope_scaling.rope_type", "longrope", "yarn"],
+        ),
         ({"rope_scaling": {"type": "linear"}}, ["rope_scaling.factor", "missing"]),
         ({"rope_scaling": "linear"}, ["rope_scaling"]),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["full_attention"]),

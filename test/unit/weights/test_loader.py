@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -134,7 +132,10 @@ def test_finish_and_progress(source: Checkpoint) -> None:
 
 def test_ranks_agree_on_dummy_weights() -> None:
     whole = Loader(DummyCheckpoint(3), torch.float32).full("w", SHAPE)
-    parts = [Loader(DummyCheckpoint(3), torch.float32).rows("w", SHAPE, i * 7, min(20, i * 7 + 7), 7) for i in range(3)]
+    parts = [
+        Loader(DummyCheckpoint(3), torch.float32).rows("w", SHAPE, i * 7, min(20, i * 7 + 7), 7)
+        for i in range(3)
+    ]
     assert torch.equal(torch.cat(parts)[:20], whole)
     loader = Loader(DummyCheckpoint(3), torch.bfloat16)
     assert torch.equal(loader.head_rows("w", SHAPE, [3], 4), whole[12:16].bfloat16())
