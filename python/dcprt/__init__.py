@@ -25,7 +25,20 @@ _HOMES = {
     "RuntimeFailed": "dcprt.errors",
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "DcprtError",
+    "Engine",
+    "GridError",
+    "ModelError",
+    "Output",
+    "RequestError",
+    "RuntimeFailed",
+    "SamplingParams",
+    "Usage",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from dcprt.config import Config

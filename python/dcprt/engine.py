@@ -78,7 +78,9 @@ class Engine:
             raise
 
     @overload
-    def generate(self, prompts: str, params: SamplingParams | None = None, *, progress: bool | None = None) -> Output: ...
+    def generate(  # type: ignore[overload-overlap]
+        self, prompts: str, params: SamplingParams | None = None, *, progress: bool | None = None
+    ) -> Output: ...
 
     @overload
     def generate(
@@ -211,7 +213,7 @@ class Engine:
 
     async def _collect_all(self, requests: list[TextRequest], bar: bool) -> list[Output]:
         """All outputs, in order; if one fails, the others are aborted."""
-        from tqdm import tqdm
+        from tqdm import tqdm  # type: ignore[import-untyped]
 
         with tqdm(total=len(requests), disable=not bar, unit="prompt", desc="generate") as progress:
             tasks = [asyncio.ensure_future(self._collect(request, progress.update)) for request in requests]

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-
 from typing import TYPE_CHECKING
 
 from dcprt.config import Config, ServerConfig, parse_args
@@ -90,13 +89,13 @@ async def _run(
     runtime.start()
     stopped = asyncio.create_task(stop.wait())
     ready = asyncio.create_task(runtime.ready())
-    await asyncio.wait([stopped, ready], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((stopped, ready), return_when=asyncio.FIRST_COMPLETED)
     if not ready.done():
         ready.cancel()
         return 0
     ready.result()
     log.info("%s", _ready_line(deployment, sock, config.server.api_key))
-    await asyncio.wait([stopped, runtime.supervisor.failure], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((stopped, runtime.supervisor.failure), return_when=asyncio.FIRST_COMPLETED)
     if runtime.supervisor.failure.done():
         log.error("%s; the server ends.", runtime.supervisor.failure.result())
         stopped.cancel()
@@ -128,11 +127,12 @@ def _on_signals() -> asyncio.Event:
 def _describe(deployment: Deployment) -> list[str]:
     from dcprt.planner.capacity import describe_grid, page_bytes
 
-    size = page_bytes(deployment.spec, deployment.grid, deployment.layout, deployment.dtype)
+    shape = (deployment.spec, deployment.grid, deployment.layout, deployment.dtype)
+    mebibytes = deployment.num_pages * page_bytes(*shape) / 2**20
     return [
-        *describe_grid(deployment.spec, deployment.grid, deployment.layout, deployment.dtype),
-        f"KV cache: {deployment.capacity_tokens:,} tokens, up to {deployment.num_pages * size / 2**20:,.0f} MiB a rank, "
-        f"taken as it is used; {deployment.dtype}, {deployment.comm} collectives, {deployment.threads} thread(s) a rank",
+        *describe_grid(*shape),
+        f"KV cache: {deployment.capacity_tokens:,} tokens, up to {mebibytes:,.0f} MiB a rank, taken as it is used",
+        f"{deployment.dtype}, {deployment.comm} collectives, {deployment.threads} thread(s) a rank",
     ]
 
 
@@ -143,7 +143,8 @@ def _ready_line(deployment: Deployment, sock: socket.socket, api_key: str | None
     if deployment.config.model.skip_tokenizer_init:
         path, body = "/generate", '{"input_ids": [1, 2, 3]}'
     else:
-        path, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+        path = "/v1/chat/completions"
+        body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     return (
         f"ready: {url} serves {deployment.model_name} on tp {deployment.grid.tp}, dcp {deployment.grid.dcp}, "
         f"KV for {deployment.capacity_tokens:,} tokens; try: "
@@ -157,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse_args(sys.argv[1:] if argv is None else argv)
         sock = bind(config.server)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(f"error: {error}\n")
         return 2
     import uvloop
 

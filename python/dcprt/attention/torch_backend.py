@@ -64,17 +64,17 @@ def _attend(
     values = v.permute(1, 0, 2)  # [kv_heads, keys, head_dim]
     for start in range(row.start, row.stop, QUERY_BLOCK):
         stop = min(start + QUERY_BLOCK, row.stop)
-        seen = stop - row.start if causal else k.shape[0]
-        block = q[start:stop].float().unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)
         count = stop - start
+        seen = stop - row.start if causal else k.shape[0]
+        block = q[start:stop].float().view(count, kv_heads, group, -1).permute(1, 2, 0, 3)
         scores = (block.reshape(kv_heads, group * count, -1) * scale) @ keys[..., :seen]
         if causal and seen > 1:
             ahead = torch.ones(count, seen, dtype=torch.bool).triu_(seen - count + 1)
-            scores.unflatten(1, (group, count)).masked_fill_(ahead, -torch.inf)
+            scores.view(kv_heads, group, count, seen).masked_fill_(ahead, -torch.inf)
         top = scores.amax(-1, keepdim=True)
         weights = scores.sub_(top).exp_()
         total = weights.sum(-1, keepdim=True)
         out = (weights @ values[:, :seen]).div_(total)
-        result.out[start:stop] = out.unflatten(1, (group, count)).permute(2, 0, 1, 3).flatten(1, 2)
+        result.out[start:stop] = out.view(kv_heads, group, count, -1).permute(2, 0, 1, 3).flatten(1, 2)
         lse = top.add_(total.log()).squeeze(-1)
-        result.lse[start:stop] = lse.unflatten(1, (group, count)).permute(2, 0, 1).flatten(1, 2)
+        result.lse[start:stop] = lse.view(kv_heads, group, count).permute(2, 0, 1).flatten(1, 2)

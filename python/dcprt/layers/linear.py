@@ -76,7 +76,7 @@ class VocabLogits:
             local = F.linear(hidden, self.weight)
         else:
             wide = hidden.float()
-            local = torch.cat([F.linear(wide, part.float()) for part in self.weight.split(BLOCK)], dim=1)
+            local = torch.cat([F.linear(wide, part.float()) for part in torch.split(self.weight, BLOCK)], dim=1)
         if self._world.size > 1:
             local = self._world.all_gather(local).transpose(0, 1).flatten(1)
         return local[:, : self._vocab_size]

@@ -7,6 +7,7 @@ sequence. Nothing else in dcprt derives which head lives where.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dcprt.errors import GridError
 from dcprt.ids import Rank
@@ -19,7 +20,7 @@ def split_evenly(total: int, parts: int) -> list[range]:
     """`total` things into `parts` contiguous ranges whose sizes differ by at most one, larger ones first."""
     base, larger = divmod(total, parts)
     bounds = [i * base + min(i, larger) for i in range(parts + 1)]
-    return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(bounds)]
 
 
 @dataclass(frozen=True)

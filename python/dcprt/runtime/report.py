@@ -65,16 +65,26 @@ def snapshot(scheduler: Scheduler, deployment: Deployment) -> dict[str, Any]:
     grid, layout, store = deployment.grid, deployment.layout, scheduler.store
     size = page_bytes(deployment.spec, grid, layout, deployment.dtype)
     capacity = Capacity(deployment.num_pages, layout, size)
+    spread = {r.rid: [layout.local_len(i, r.computed_len) for i in range(grid.dcp)] for r in scheduler.running}
+    local = [sum(parts[i] for parts in spread.values()) for i in range(grid.dcp)]
     requests = [
         {
             "rid": r.rid,
             "prompt_tokens": r.prompt_len,
             "computed_tokens": r.computed_len,
-            "tokens_per_dcp_rank": [layout.local_len(rank, r.computed_len) for rank in range(grid.dcp)],
+            "tokens_per_dcp_rank": spread[r.rid],
         }
         for r in scheduler.running
     ]
-    local = [sum(request["tokens_per_dcp_rank"][i] for request in requests) for i in range(grid.dcp)]
+    ranks = [
+        {
+            "rank": rank,
+            "head_shard": grid.head_shard(rank),
+            "dcp_rank": grid.dcp_rank(rank),
+            "tokens": local[grid.dcp_rank(rank)],
+        }
+        for rank in map(Rank, range(grid.tp))
+    ]
     return {
         "tp": grid.tp,
         "dcp": grid.dcp,
@@ -90,10 +100,7 @@ def snapshot(scheduler: Scheduler, deployment: Deployment) -> dict[str, Any]:
             "evictable": store.cache.evictable_pages,
             "in_use": used_pages(scheduler),
         },
-        "ranks": [
-            {"rank": r, "head_shard": grid.head_shard(r), "dcp_rank": grid.dcp_rank(r), "tokens": local[grid.dcp_rank(r)]}
-            for r in map(Rank, range(grid.tp))
-        ],
+        "ranks": ranks,
         "running": requests,
         "waiting": len(scheduler.waiting),
         "totals": {

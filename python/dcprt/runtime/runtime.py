@@ -145,7 +145,7 @@ class Runtime:
         future = self._replies[qid] = asyncio.get_running_loop().create_future()
         self._out.send([Query(qid=qid, kind=kind)])
         try:
-            return await future
+            return dict(await future)
         finally:
             self._replies.pop(qid, None)
 

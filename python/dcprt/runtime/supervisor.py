@@ -79,7 +79,7 @@ class Supervisor:
             RuntimeFailed: a child ended instead; with its reason.
         """
         waiter = asyncio.ensure_future(self._all_ready.wait())
-        await asyncio.wait([waiter, self.failure], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((waiter, self.failure), return_when=asyncio.FIRST_COMPLETED)
         waiter.cancel()
         if self.failure.done():
             raise RuntimeFailed(self.failure.result())

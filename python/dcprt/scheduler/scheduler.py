@@ -9,7 +9,6 @@ from dcprt.config import ScheduleConfig
 from dcprt.errors import RequestError
 from dcprt.ids import Row
 from dcprt.messages import (
-    Finish,
     PageCopy,
     PlanBody,
     RowAdd,

@@ -61,7 +61,7 @@ class Answer:
     def delta(self, index: int, text: str, finish: Finish | None, *, first: bool = False) -> dict[str, Any]:
         """One choice of a chunk; the first of a chat tells the role."""
         role = {"role": "assistant"} if first else {}
-        content = {"delta": {**role, "content": text}} if self._chat else {"text": text}
+        content: dict[str, Any] = {"delta": {**role, "content": text}} if self._chat else {"text": text}
         if self._chat and finish and not text:
             content = {"delta": {}}
         return {**content, "index": index, "logprobs": None, "finish_reason": _reason(finish)}

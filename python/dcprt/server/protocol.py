@@ -28,9 +28,9 @@ class OpenAIBody(Body):
     """What completions and chat completions share; `top_k` and those below it are extensions of vLLM and SGLang."""
 
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
     stop: str | list[str] | None = None
     seed: int | None = None
     stream: bool | None = False
@@ -94,15 +94,15 @@ class ChatBody(OpenAIBody):
     """`POST /v1/chat/completions`."""
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
 
 
 class GenerateSampling(Body):
     """SGLang's `sampling_params`."""
 
-    max_new_tokens: int | None = Field(128, ge=1)
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    max_new_tokens: int | None = Field(default=128, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = -1
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -130,7 +130,7 @@ class GenerateBody(Body):
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
-    sampling_params: GenerateSampling = GenerateSampling()
+    sampling_params: GenerateSampling = Field(default_factory=GenerateSampling)
     stream: bool = False
     rid: str | list[str] | None = None
     cache_salt: str | None = None
@@ -160,4 +160,4 @@ def _strings(stop: str | list[str] | None) -> tuple[str, ...]:
 def _many(prompt: str | list[int] | list[str] | list[list[int]]) -> list[Prompt]:
     if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
         return [prompt]  # type: ignore[list-item]
-    return list(prompt)  # type: ignore[arg-type]
+    return list(prompt)

@@ -73,8 +73,7 @@ class Service:
         runtime = self.get()
         streams: list[Stream] = []
         try:
-            for request in requests:
-                streams.append(runtime.submit(request))
+            streams.extend(runtime.submit(request) for request in requests)
             await asyncio.gather(*(stream.accepted() for stream in streams))
         except BaseException:
             for stream in streams:

@@ -20,6 +20,7 @@ from dcprt.weights.checkpoint import Checkpoint, DummyCheckpoint
 from dcprt.weights.loader import Loader
 from dcprt.worker.worker import Worker
 
+
 def build_worker(
     deployment: Deployment, rank: Rank, groups: Groups, progress: Callable[[int, int], None] | None = None
 ) -> Worker:

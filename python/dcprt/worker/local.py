@@ -63,7 +63,7 @@ class LocalExecutor:
         while (plan := self._plans[rank].get()) is not None:
             try:
                 result = worker.execute(plan)
-            except Exception as error:  # the border of this rank: whoever asks for the result gets it
+            except Exception as error:  # noqa: BLE001 - the border of this rank: whoever asks for the result gets it
                 self._results.put(error)
                 return
             if rank == 0:

@@ -66,9 +66,7 @@ class Bench:
         self._writer = PlanWriter()
         self._chunk = chunk
 
-    def send(
-        self, prompt: Sequence[int], max_tokens: int | None, *, rid: str = "", namespace: str = ""
-    ) -> Client:
+    def send(self, prompt: Sequence[int], max_tokens: int | None, *, rid: str = "", namespace: str = "") -> Client:
         """Queue a request; raises RequestError where a server would answer 400."""
         rid = rid or f"r{len(self.clients)}"
         request = Request(

@@ -26,9 +26,7 @@ def next_token(digest: int) -> int:
     return digest % VOCAB
 
 
-def reference(
-    prompt: Sequence[int], max_tokens: int, ends: frozenset[int] = frozenset()
-) -> tuple[list[int], str]:
+def reference(prompt: Sequence[int], max_tokens: int, ends: frozenset[int] = frozenset()) -> tuple[list[int], str]:
     """Output and finish reason by the model alone, without any cache."""
     digest = digests(prompt)[-1]
     output: list[int] = []

@@ -1,9 +1,10 @@
-"""Any history of arrivals, aborts, preemptions and evictions gives each request the tokens it would get alone."""
+"""Any history of arrivals, aborts, preemptions and evictions gives each request what it would get alone."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import chain
 
 import pytest
 from hypothesis import event, given
@@ -25,11 +26,11 @@ A, B, C = 1, 2, 3
 
 @dataclass(frozen=True)
 class Arrive:
-    """A prompt that begins like one before it, then runs of equal tokens."""
+    """A prompt that begins like one before it, then runs of equal tokens, in quarters of a span and single ones."""
 
     base: int
     cut: int
-    runs: tuple[tuple[int, int], ...]
+    runs: list[tuple[int, int, int]]
     max_tokens: int
     namespace: str
 
@@ -64,37 +65,29 @@ LAYOUTS = [
     Layout(1, 1), Layout(2, 1), Layout(4, 1, 4), Layout(1, 3), Layout(2, 2), Layout(3, 2, 3), Layout(4, 4, 2),
     Layout(16, 2), Layout(16, 4, 16),
 ]  # fmt: skip
+LAYOUTS = [(1, 1, 1), (2, 1, 1), (4, 1, 4), (1, 3, 1), (2, 2, 1), (3, 2, 3), (4, 4, 2), (16, 2, 1), (16, 4, 16)]
 SETUPS = st.builds(
     Setup,
-    layout=st.sampled_from(
-        [
-            Layout(1, 1),
-            Layout(2, 1),
-            Layout(4, 1, 4),
-            Layout(1, 3),
-            Layout(2, 2),
-            Layout(3, 2, 3),
-            Layout(4, 4, 2),
-            Layout(16, 2),
-            Layout(16, 4, 16),
-        ]  # fmt: skip
-    ),
-    pages=st.integers(1, 24),
-    chunk=st.sampled_from([1, 2, 3, 7, 16, 64, 2048]),
-    max_running=st.sampled_from([1, 2, 3, 8]),
+    layout=st.sampled_from([Layout(*sizes) for sizes in LAYOUTS]),
+    pages=st.integers(1, 16),
+    chunk=st.sampled_from([2048, 64, 16, 7, 3, 2, 1]),
+    max_running=st.sampled_from([8, 3, 2, 1]),
     reuse=st.sampled_from([True, True, True, False]),
 )
+RUN = st.tuples(st.sampled_from([A, B]), st.integers(0, 12), st.integers(0, 3))
 ARRIVALS = st.builds(
     Arrive,
     base=st.integers(0, 9),
     cut=st.integers(0, 200),
-    runs=st.lists(st.tuples(st.sampled_from([A, B]), st.integers(1, 30)), min_size=1, max_size=3).map(tuple),
-    max_tokens=st.integers(1, 25),
+    runs=st.lists(RUN, min_size=1, max_size=3),
+    max_tokens=st.integers(1, 80),
     namespace=st.sampled_from(["", "", "salt"]),
 )
-STEPS = st.builds(Step, st.integers(1, 12), st.none() | st.integers(0, 9))
+STEPS = st.builds(Step, st.integers(1, 20), st.none() | st.integers(0, 9))
 EVENTS = st.lists(
-    ARRIVALS | ARRIVALS | STEPS | STEPS | st.builds(AbortOne, st.integers(0, 9)), min_size=4, max_size=40
+    st.lists(ARRIVALS, min_size=1, max_size=5) | st.lists(STEPS | st.builds(AbortOne, st.integers(0, 9)), max_size=3),
+    min_size=3,
+    max_size=12,
 )
 
 
@@ -123,18 +116,16 @@ class History:
                 self.bench.step(None if which is None else lambda which=which: self._abort(which))
 
     def _arrive(self, what: Arrive) -> None:
+        limits = self.bench.scheduler.limits
         base = self._known[what.base % len(self._known)]
         prompt = base[: what.cut % (len(base) + 1)]
-        for token, count in what.runs:
-            prompt = prompt + [token] * count
-        prompt = prompt[: self.bench.scheduler.limits.max_len - 1] or [A]
-        try:
-            client = self.bench.send(prompt, what.max_tokens, namespace=what.namespace)
-        except RequestError:
-            if self.bench.scheduler.limits.max_len < 2:
-                return
-            client = self.bench.send(prompt, None, namespace=what.namespace)
-        self._known.append(prompt + reference(prompt, client.request.max_tokens)[0])
+        for token, quarters, ones in what.runs:
+            prompt = prompt + [token] * (quarters * self.bench.store.layout.span_tokens // 4 + ones)
+        prompt = prompt[: limits.max_len - 1]
+        if prompt:
+            max_tokens = min(what.max_tokens, limits.output_room(len(prompt), None))
+            self.bench.send(prompt, max_tokens, namespace=what.namespace)
+            self._known.append(prompt + reference(prompt, max_tokens)[0])
 
     def _abort(self, which: int) -> None:
         rids = list(self.bench.clients)
@@ -145,10 +136,10 @@ class History:
 @given(setup=SETUPS, events=EVENTS, eos=st.sampled_from([frozenset(), frozenset(range(0, 97, 10))]))
 @search(250)
 def test_every_history_ends_with_the_tokens_of_the_model(
-    setup: Setup, events: list[Arrive | Step | AbortOne], eos: frozenset[int]
+    setup: Setup, events: list[list[Arrive | Step | AbortOne]], eos: frozenset[int]
 ) -> None:
     history = History(setup, eos)
-    for what in events:
+    for what in chain.from_iterable(events):
         history.play(what)
     bench = history.bench
     bench.run()
