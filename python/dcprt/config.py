@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,12 +32,12 @@ def parse_bytes(text: str | int) -> int:
     """
     match = re.fullmatch(r"\s*([0-9.]+(?:[eE][0-9]+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.IGNORECASE)
     try:
-        value = float(match[1]) if match else 0.0
+        size = float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ") if match else 0.0
     except ValueError:
-        value = 0.0
-    if match is None or value <= 0:
+        size = 0.0
+    if not 1 <= size < math.inf:
         raise ConfigError(f"{text!r} is not a size in bytes; write for example 4GiB, 512MiB or 1073741824.")
-    return int(value * 1024 ** " KMGT".index(match[2].upper() or " "))
+    return int(size)
 
 
 def _positive(owner: object, *names: str) -> None:

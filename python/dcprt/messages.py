@@ -15,6 +15,8 @@ import msgspec
 
 from dcprt.errors import RequestError
 
+INT_MAX = 2**31 - 1
+
 
 class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Base of everything that crosses a socket."""
@@ -55,15 +57,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         limit = self.max_tokens
-        _check(limit is None or limit >= 1, "max_tokens", f"max_tokens must be at least 1, not {limit}.")
+        _check(
+            limit is None or 1 <= limit <= INT_MAX,
+            "max_tokens",
+            f"max_tokens must be at least 1 and fit in 31 bits, not {limit}.",
+        )
         _check(
             math.isfinite(self.temperature) and self.temperature >= 0,
             "temperature",
             f"temperature must be 0 or more and finite, not {self.temperature}.",
         )
         _check(0 < self.top_p <= 1, "top_p", f"top_p must be above 0 and at most 1, not {self.top_p}.")
-        _check(self.top_k >= -1, "top_k", f"top_k must be -1, 0 or positive, not {self.top_k}.")
+        _check(
+            -1 <= self.top_k <= INT_MAX,
+            "top_k",
+            f"top_k must be -1, 0 or positive, and fit in 31 bits, not {self.top_k}.",
+        )
         _check(all(self.stop), "stop", "A stop string must not be empty.")
+        for token in self.stop_token_ids:
+            _check(0 <= token <= INT_MAX, "stop_token_ids", f"{token} in stop_token_ids is no token id.")
         _check(
             self.seed is None or -(2**63) <= self.seed < 2**64,
             "seed",
@@ -91,6 +103,16 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # ---- client side -> tokenizer
+
+
+def wire_id(rid: str, number: int) -> str:
+    """The id of a request between processes: no late message of one can be taken for another of the same `rid`."""
+    return f"{rid}#{number}"
+
+
+def client_id(wire: str) -> str:
+    """The id that the client knows."""
+    return wire.rpartition("#")[0] or wire
 
 
 class TextRequest(Message, frozen=True):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dcprt.attention.backend import AttentionBackend
-from dcprt.attention.partial import Partial, combined_lse, merge, weighted
+from dcprt.attention.partial import Partial, combined_lse, merge, scaled, shares
 from dcprt.attention.plan import AttentionPlan
 from dcprt.comm.protocol import Collective
 from dcprt.kv.pool import LayerKV
@@ -56,10 +56,10 @@ def combine_ag_rs(local: Partial, group: Collective) -> Partial:
     """
     tokens, heads, head_dim = local.out.shape
     own = heads // group.size
-    lse = combined_lse(group.all_gather(local.lse))
-    scaled = weighted(local, lse).view(tokens, group.size, own, head_dim).transpose(0, 1).contiguous()
-    out = group.reduce_scatter(scaled)
-    return Partial(out, lse.view(tokens, group.size, own)[:, group.rank].contiguous())
+    lses = group.all_gather(local.lse)
+    part = scaled(local.out, shares(lses)[group.rank])
+    out = group.reduce_scatter(part.view(tokens, group.size, own, head_dim).transpose(0, 1).contiguous())
+    return Partial(out, combined_lse(lses).view(tokens, group.size, own)[:, group.rank].contiguous())
 
 
 def stack_heads(x: Tensor, heads: int) -> Tensor:

@@ -30,22 +30,37 @@ def empty_partial(tokens: int, heads: int, head_dim: int) -> Partial:
 
 def combined_lse(lses: Tensor) -> Tensor:
     """[n, ...] of the parts to [...] of the whole; -inf where every part is empty."""
-    top = lses.amax(0)
-    finite = torch.where(top == -torch.inf, 0.0, top)
-    return finite + (lses - finite).exp().sum(0).log()
+    top = _finite_top(lses)
+    return top + (lses - top).exp().sum(0).log()
 
 
-def weighted(part: Partial, lse: Tensor) -> Tensor:
-    """`part.out` scaled to its share of the whole, whose lse is given; 0 where the part is empty.
+def shares(lses: Tensor) -> Tensor:
+    """[n, ...]: what each part weighs in the whole. They sum to 1, or are all 0 where every part is empty.
 
-    Whatever an empty part's `out` holds is replaced before any multiplication, since 0 * NaN is NaN.
+    Weights relative to the largest part, then divided by their sum: a difference to the combined lse would carry that
+    lse's rounding, which grows with its size.
     """
-    share = torch.where(part.lse == -torch.inf, 0.0, (part.lse - lse).exp())
-    clean = torch.where((part.lse == -torch.inf).unsqueeze(-1), 0.0, part.out)
-    return clean * share.unsqueeze(-1)
+    weights = (lses - _finite_top(lses)).exp()
+    total = weights.sum(0)
+    return weights / torch.where(total == 0, 1.0, total)
+
+
+def scaled(out: Tensor, share: Tensor) -> Tensor:
+    """`out` [..., head_dim] times `share` [...].
+
+    What a part without weight holds is replaced before the multiplication, since 0 * NaN is NaN.
+    """
+    weight = share.unsqueeze(-1)
+    return torch.where(weight == 0, 0.0, out) * weight
 
 
 def merge(a: Partial, b: Partial) -> Partial:
     """Attention over the keys of both."""
-    lse = combined_lse(torch.stack([a.lse, b.lse]))
-    return Partial(weighted(a, lse) + weighted(b, lse), lse)
+    lses = torch.stack([a.lse, b.lse])
+    share = shares(lses)
+    return Partial(scaled(a.out, share[0]) + scaled(b.out, share[1]), combined_lse(lses))
+
+
+def _finite_top(lses: Tensor) -> Tensor:
+    top = lses.amax(0)
+    return torch.where(top == -torch.inf, 0.0, top)

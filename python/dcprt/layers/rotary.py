@@ -17,13 +17,14 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
     may go there. `llama3` is the piecewise scaling of the Llama 3.1 release; `yarn` is Peng et al. 2023.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    plain = 1.0 / rope.theta**exponents
+    waves = rope.theta**exponents
+    plain = 1.0 / waves
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "llama3":
         return _llama3(plain, rope)
     if rope.kind == "yarn":
-        return _yarn(plain, rope, head_dim)
+        return _yarn(waves, rope, head_dim)
     assert rope.kind in ("default", "dynamic"), rope.kind
     return plain
 
@@ -42,7 +43,7 @@ def _llama3(plain: Tensor, rope: RopeSpec) -> Tensor:
     return (1 - blend) * plain / rope.factor + blend * plain
 
 
-def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int) -> Tensor:
+def _yarn(waves: Tensor, rope: RopeSpec, head_dim: int) -> Tensor:
     """Dimensions that turn often over the original context are kept, those that turn seldom interpolated."""
 
     def dimension(turns: float) -> float:
@@ -51,7 +52,8 @@ def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int) -> Tensor:
     low = max(math.floor(dimension(rope.beta_fast)), 0)
     high = min(math.ceil(dimension(rope.beta_slow)), head_dim - 1)
     ramp = ((torch.arange(head_dim // 2) - low) / max(high - low, 1e-3)).clamp(0, 1)
-    return plain / rope.factor * ramp + plain * (1 - ramp)
+    kept = 1 - ramp
+    return (1.0 / (rope.factor * waves)) * (1 - kept) + (1.0 / waves) * kept
 
 
 class Rotary:

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from dcprt.ids import Rank
+from dcprt.messages import client_id
 from dcprt.planner.capacity import Capacity, page_bytes
 from dcprt.planner.deployment import Deployment
 from dcprt.scheduler.request import Request
@@ -17,7 +18,7 @@ log = logging.getLogger("dcprt")
 def finished_line(request: Request, reason: str, now: float) -> str:
     """One line: prompt, cached, generated, time to first token, tokens a second."""
     line = (
-        f"request {request.rid} {reason}: prompt {request.prompt_len}, cached {request.cached_len or 0}, "
+        f"request {client_id(request.rid)} {reason}: prompt {request.prompt_len}, cached {request.cached_len or 0}, "
         f"generated {request.output_len}"
     )
     if request.first_token is not None:
@@ -69,7 +70,7 @@ def snapshot(scheduler: Scheduler, deployment: Deployment) -> dict[str, Any]:
     local = [sum(parts[i] for parts in spread.values()) for i in range(grid.dcp)]
     requests = [
         {
-            "rid": r.rid,
+            "rid": client_id(r.rid),
             "prompt_tokens": r.prompt_len,
             "computed_tokens": r.computed_len,
             "tokens_per_dcp_rank": spread[r.rid],

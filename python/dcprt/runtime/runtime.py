@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -22,6 +23,7 @@ from dcprt.messages import (
     RequestFailed,
     TextOut,
     TextRequest,
+    wire_id,
 )
 from dcprt.planner.deployment import Deployment
 from dcprt.runtime.supervisor import Supervisor
@@ -33,8 +35,9 @@ log = logging.getLogger("dcprt")
 class Stream:
     """The events of one request. Iterate until the one with `finish`; leaving early aborts the request."""
 
-    def __init__(self, runtime: Runtime, rid: str) -> None:
+    def __init__(self, runtime: Runtime, rid: str, wire: str) -> None:
         self.rid = rid
+        self.wire = wire
         self.prompt_len = 0
         self.queue: asyncio.Queue[FromTokenizer | RuntimeFailed] = asyncio.Queue()
         self._runtime = runtime
@@ -63,7 +66,7 @@ class Stream:
 
     def close(self) -> None:
         """Abort the request if it has not ended; forget it in any case."""
-        self._runtime.forget(self.rid, abort=not self._ended)
+        self._runtime.forget(self, abort=not self._ended)
         self._ended = True
 
     async def _next(self) -> FromTokenizer:
@@ -74,7 +77,7 @@ class Stream:
             raise
         if isinstance(event, RequestFailed | RuntimeFailed):
             self._ended = True
-            self._runtime.forget(self.rid, abort=False)
+            self._runtime.forget(self, abort=False)
             raise event.error() if isinstance(event, RequestFailed) else event
         return event
 
@@ -93,6 +96,7 @@ class Runtime:
             self._context, endpoint(run_dir, "texts"), FromTokenizer
         )
         self._streams: dict[str, Stream] = {}
+        self._rids: set[str] = set()
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count()
         self._failed: str | None = None
@@ -117,21 +121,30 @@ class Runtime:
         """Start a request.
 
         Raises:
-            RequestError: a live request has the same id.
+            RequestError: a live request has the same id, or the request has values that no message can carry.
             RuntimeFailed: the server is going down.
         """
         if self._failed is not None:
             raise RuntimeFailed(self._failed)
-        if request.rid in self._streams:
+        if request.rid in self._rids:
             raise RequestError(f"A request with id {request.rid!r} is running already.", param="rid")
-        stream = self._streams[request.rid] = Stream(self, request.rid)
-        self._out.send([request])
+        wire = wire_id(request.rid, next(self._numbers))
+        try:
+            self._out.send([msgspec.structs.replace(request, rid=wire)])
+        except (UnicodeEncodeError, OverflowError, TypeError, RecursionError) as error:
+            param = "prompt" if request.chat is None else "messages"
+            raise RequestError(f"The {param} cannot be encoded: {error}.", param=param) from error
+        self._rids.add(request.rid)
+        stream = self._streams[wire] = Stream(self, request.rid, wire)
         return stream
 
-    def forget(self, rid: str, *, abort: bool) -> None:
+    def forget(self, stream: Stream, *, abort: bool) -> None:
         """Drop a stream; with `abort`, end its request."""
-        if self._streams.pop(rid, None) is not None and abort and self._failed is None:
-            self._out.send([Abort(rid=rid)])
+        if self._streams.pop(stream.wire, None) is None:
+            return
+        self._rids.discard(stream.rid)
+        if abort and self._failed is None:
+            self._out.send([Abort(rid=stream.wire)])
 
     async def query(self, kind: str) -> dict[str, Any]:
         """Ask the scheduler.

@@ -25,6 +25,7 @@ from dcprt.messages import (
     TokensOut,
     ToScheduler,
     WorkerReady,
+    client_id,
     unpack_tokens,
 )
 from dcprt.planner.deployment import Deployment
@@ -111,7 +112,7 @@ class SchedulerProcess:
             request = self._request(message)
             self._scheduler.add(request)
         except RequestError as error:
-            log.info("request %s refused: %s", message.rid, error)
+            log.info("request %s refused: %s", client_id(message.rid), error)
             self._out.send([RequestFailed.of(message.rid, error)])
             return
         self._requests[request.rid] = request

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.exceptions import HTTPException
 
 import dcprt
 from dcprt.errors import DcprtError
 from dcprt.server import generate, openai
-from dcprt.server.http import BearerAuth, ClientGone, json_response, on_error, on_gone, on_invalid
+from dcprt.server.http import BearerAuth, ClientGone, json_response, on_error, on_gone, on_http, on_invalid
 from dcprt.server.service import Service
 
 
@@ -20,6 +21,7 @@ def build_app(service: Service, api_key: str | None) -> FastAPI:
     app.include_router(generate.router(service))
     app.add_exception_handler(DcprtError, on_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(ClientGone, on_gone)
     if api_key is not None:
         app.add_middleware(BearerAuth, key=api_key)

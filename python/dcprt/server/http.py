@@ -11,6 +11,7 @@ import orjson
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dcprt.errors import DcprtError, RequestError, RuntimeFailed
@@ -65,6 +66,14 @@ async def on_invalid(_: Request, error: Exception) -> Response:
     param = path[0] if path and not path[0].isdigit() else None
     where = f"{'.'.join(path)}: " if param else ""
     return json_response(error_body(RequestError(f"{where}{first['msg']}", param=param)), 400)
+
+
+async def on_http(request: Request, error: Exception) -> Response:
+    """What the framework itself refuses: an unknown path, a wrong method, a body that is no text."""
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path}: {error.detail}"
+    headers = dict(error.headers) if error.headers else None
+    return json_response(error_body(RequestError(text)), error.status_code, headers)
 
 
 async def on_gone(_: Request, __: Exception) -> Response:

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dcprt.tokenizer.text import TextCodec
+from dcprt.weights.presets import PRESETS
+from dcprt.weights.resolve import resolve
+
+from .server import MODEL, Server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _demo_model() -> None:
+    if PRESETS[MODEL].find() is None:
+        pytest.skip("the demo model's package is not installed")
+
+
+@pytest.fixture(scope="session")
+def codec() -> TextCodec:
+    return TextCodec(resolve(MODEL, "auto", lambda line: None))
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """Four ranks, one sequence over all of them."""
+    flags = ("--dcp", "4", "--dtype", "float32", "--kv-cache-tokens", "16384")
+    with Server(*flags) as running:
+        yield running.wait_ready()
+        assert running.process.poll() is None, running.log
+        assert running.interrupt() == 0, running.log
+        assert "Traceback" not in running.log, running.log
+        assert not running.traces.gone()
+
+
+@pytest.fixture(scope="session")
+def single() -> Iterator[Server]:
+    """One rank, a key, and room for 64 tokens."""
+    flags = ("--context-length", "64", "--dtype", "float32", "--api-key", "secret", "--kv-cache-tokens", "1024")
+    with Server(*flags) as running:
+        yield running.wait_ready()

@@ -1,0 +1,93 @@
+"""Server-sent events as a client sees them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from .server import Server
+
+
+def parse(response: httpx.Response) -> Iterator[dict[str, Any] | None]:
+    """The events of a stream; None for `[DONE]`."""
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ")
+            yield None if data == "[DONE]" else json.loads(data)
+
+
+@contextmanager
+def open_stream(server: Server, path: str, body: dict[str, Any]) -> Iterator[Iterator[dict[str, Any] | None]]:
+    """A stream under way; leaving the context disconnects."""
+    with (
+        httpx.Client(timeout=300) as client,
+        client.stream("POST", f"{server.url}{path}", json={**body, "stream": True}) as response,
+    ):
+        assert response.status_code == 200, response.read()
+        yield parse(response)
+
+
+def events(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """All events of a stream that must end with `[DONE]`."""
+    with open_stream(server, path, body) as stream:
+        found = list(stream)
+    assert found[-1] is None
+    assert None not in found[:-1]
+    return [event for event in found if event is not None]
+
+
+class Background:
+    """A request in a thread of its own; `outcome` is what its client saw in the end.
+
+    `events`: the stream ended with `[DONE]`; `error`: an error event or status; `closed`: the connection broke.
+    """
+
+    def __init__(self, server: Server, *, max_new_tokens: int, stream: bool = True, **body: Any) -> None:
+        self.started = threading.Event()
+        self.outcome = ""
+        self.detail = ""
+        self._url = f"{server.url}/generate"
+        self._body = {
+            "text": "Once upon a time",
+            **body,
+            "stream": stream,
+            "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": max_new_tokens},
+        }
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def join(self, seconds: float = 120) -> str:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the client never got an answer"
+        return self.outcome
+
+    def _run(self) -> None:
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=300) as response:
+                if response.status_code != 200:
+                    self.detail = response.read().decode()
+                    self.outcome = "error"
+                    return
+                self._read(response)
+        except httpx.HTTPError as error:
+            self.outcome, self.detail = "closed", repr(error)
+        finally:
+            self.started.set()
+
+    def _read(self, response: httpx.Response) -> None:
+        self.outcome = "closed"
+        if not self._body["stream"]:
+            response.read()
+            self.outcome = "events"
+            return
+        for event in parse(response):
+            self.started.set()
+            if event is None:
+                self.outcome = "error" if self.outcome == "error" else "events"
+            elif "error" in event:
+                self.outcome, self.detail = "error", event["error"]["message"]
