@@ -15,7 +15,7 @@ _HOMES = {
     "Engine": "dcprt.engine",
     "Output": "dcprt.engine",
     "Usage": "dcprt.messages",
-    "SamplingParams": "dcprt.messages",
+    "SamplingParams": "dcprt.params",
     "Config": "dcprt.config",
     "DcprtError": "dcprt.errors",
     "ConfigError": "dcprt.errors",
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from dcprt.config import Config
     from dcprt.engine import Engine, Output
     from dcprt.errors import ConfigError, DcprtError, GridError, ModelError, RequestError, RuntimeFailed
-    from dcprt.messages import SamplingParams, Usage
+    from dcprt.messages import Usage
+    from dcprt.params import SamplingParams
 
 
 def __getattr__(name: str) -> Any:

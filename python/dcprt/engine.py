@@ -14,7 +14,8 @@ from typing import Any, TypeVar, overload
 
 from dcprt.config import Config
 from dcprt.errors import DcprtError, RequestError, RuntimeFailed
-from dcprt.messages import Finish, SamplingParams, TextOut, TextRequest, Usage, pack_tokens
+from dcprt.messages import Finish, TextOut, TextRequest, Usage, pack_tokens
+from dcprt.params import SamplingParams
 from dcprt.runtime import logs
 from dcprt.runtime.prepare import prepare
 from dcprt.runtime.runtime import Runtime, Stream
@@ -236,9 +237,16 @@ class Engine:
             put(error)
 
     def _stop_loop(self) -> None:
+        """End the engine's thread, once all that was cancelled or has failed in it has come to its end."""
+        asyncio.run_coroutine_threadsafe(_others_done(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _others_done() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 _Piece = Output | DcprtError | None

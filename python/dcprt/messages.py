@@ -6,7 +6,6 @@ A frame on a socket is one message, or a list of messages that belong to one ste
 from __future__ import annotations
 
 import hashlib
-import math
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -14,77 +13,11 @@ from typing import Any
 import msgspec
 
 from dcprt.errors import RequestError
-
-INT_MAX = 2**31 - 1
+from dcprt.params import SamplingParams
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Base of everything that crosses a socket."""
-
-
-def _check(ok: bool, param: str, text: str) -> None:
-    if not ok:
-        raise RequestError(text, param=param)
-
-
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a request's tokens are chosen, and when it ends.
-
-    Attributes:
-        max_tokens: most new tokens; None fills the context.
-        temperature: logits are divided by it; 0 (in fact, below 1e-5) takes the most likely token.
-        top_p: keep the most likely tokens whose probabilities sum to at least this, 0 < top_p <= 1.
-        top_k: keep this many of the most likely tokens; -1 or 0 keeps all.
-        stop: strings that end the request; they are not part of the text.
-        stop_token_ids: tokens that end the request; they are part of the token ids, not of the text.
-        ignore_eos: go on after the model's own end token.
-        seed: random numbers depend on it and the position only; None lets the server choose.
-        skip_special_tokens: leave special tokens out of the text.
-
-    Raises:
-        RequestError: a value outside its range; `param` names it.
-    """
-
-    max_tokens: int | None = 128
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    seed: int | None = None
-    skip_special_tokens: bool = True
-
-    def __post_init__(self) -> None:
-        limit = self.max_tokens
-        _check(
-            limit is None or 1 <= limit <= INT_MAX,
-            "max_tokens",
-            f"max_tokens must be at least 1 and fit in 31 bits, not {limit}.",
-        )
-        _check(
-            math.isfinite(self.temperature) and self.temperature >= 0,
-            "temperature",
-            f"temperature must be 0 or more and finite, not {self.temperature}.",
-        )
-        _check(0 < self.top_p <= 1, "top_p", f"top_p must be above 0 and at most 1, not {self.top_p}.")
-        _check(
-            -1 <= self.top_k <= INT_MAX,
-            "top_k",
-            f"top_k must be -1, 0 or positive, and fit in 31 bits, not {self.top_k}.",
-        )
-        _check(all(self.stop), "stop", "A stop string must not be empty.")
-        for token in self.stop_token_ids:
-            _check(0 <= token <= INT_MAX, "stop_token_ids", f"{token} in stop_token_ids is no token id.")
-        _check(
-            self.seed is None or -(2**63) <= self.seed < 2**64,
-            "seed",
-            f"seed must fit in 64 bits, not {self.seed}.",
-        )
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature < 1e-5 or self.top_k == 1
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,23 +118,55 @@ class RequestFailed(Message, frozen=True):
         return RequestError(self.message, param=self.param, status=self.status, code=self.code)
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log probabilities of a token and of the best ones at its place, from the model's own logits.
+
+    `top` is sorted, best first.
+    """
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
 class TokensOut(Message, frozen=True):
-    """New tokens of a request; with `finish` set, its last message."""
+    """New tokens of a request; with `finish` set, its last message.
+
+    `logprobs` has one entry a token, if asked for; `prompt_logprobs` come once, from the second prompt token on.
+    """
 
     rid: str
     token_ids: list[int]
     usage: Usage
     finish: Finish | None = None
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
+
+
+class TextLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token as text and as bytes, its log probability (None for a first prompt token), and the best at its place."""
+
+    token: int
+    text: str
+    bytes: bytes
+    logprob: float | None
+    top: list[TextLogprob] = []
 
 
 class TextOut(Message, frozen=True):
-    """New text and tokens of a request; with `finish` set, its last message."""
+    """New text and tokens of a request; with `finish` set, its last message.
+
+    `prompt_logprobs` and, for an echo, `prompt_text` come once, with the first message.
+    """
 
     rid: str
     text: str
     token_ids: list[int]
     usage: Usage
     finish: Finish | None = None
+    logprobs: list[TextLogprob] = []
+    prompt_logprobs: list[TextLogprob] = []
+    prompt_text: str = ""
 
 
 class Reply(Message, frozen=True):
@@ -223,22 +188,44 @@ class PageCopy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowSampling(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker needs to choose a row's tokens."""
+    """What a worker needs to choose a row's tokens.
+
+    No token of `end_ids` is chosen for a position before `min_len`. `logprobs` and `prompt_logprobs` are how many of
+    the best tokens are reported beside the chosen one; -1 reports nothing.
+    """
 
     temperature: float
     top_p: float
     top_k: int
     seed: int
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: list[tuple[int, float]] = []
+    min_len: int = 0
+    end_ids: list[int] = []
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+
+    @property
+    def uses_history(self) -> bool:
+        """Whether the choice depends on which tokens came before."""
+        return bool(self.repetition_penalty != 1 or self.frequency_penalty or self.presence_penalty)
 
 
 class RowAdd(msgspec.Struct, frozen=True, array_like=True):
-    """A request takes a row: its int32 tokens so far, of which `computed_len` have KV in `pages`."""
+    """A request takes a row: its int32 tokens so far, of which `computed_len` have KV in `pages`.
+
+    The first `prompt_len` tokens are its prompt; those behind it were chosen before the row was lost.
+    """
 
     row: int
     token_ids: bytes
     computed_len: int
     pages: list[int]
     sampling: RowSampling
+    prompt_len: int = 0
 
 
 class RowGrowth(msgspec.Struct, frozen=True, array_like=True):
@@ -275,13 +262,23 @@ class StepPlan(Message, frozen=True):
     body: bytes
 
 
+class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities of a row's tokens from `position` on."""
+
+    row: int
+    position: int
+    tokens: list[TokenLogprobs]
+
+
 class StepResult(Message, frozen=True):
-    """Per row, the tokens accepted in the step; from rank 0 only."""
+    """Per row, the tokens accepted in the step, and the log probabilities asked for; from rank 0 only."""
 
     number: int
     epoch: int
     digest: bytes
     tokens: list[tuple[int, list[int]]]
+    logprobs: list[RowLogprobs] = []
+    prompt_logprobs: list[RowLogprobs] = []
 
 
 class WorkerReady(Message, frozen=True):

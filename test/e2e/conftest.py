@@ -31,7 +31,7 @@ def server() -> Iterator[Server]:
         assert running.process.poll() is None, running.log
         assert running.interrupt() == 0, running.log
         assert "Traceback" not in running.log, running.log
-        assert not running.traces.gone()
+        assert running.traces.gone() == []
 
 
 @pytest.fixture(scope="session")

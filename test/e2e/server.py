@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -74,7 +75,8 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=300)
 
     def post(self, path: str, body: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=300)
+        headers = {"Content-Type": "application/json"}
+        return httpx.post(f"{self.url}{path}", content=json.dumps(body), headers=headers, timeout=300)
 
     def generate(self, prompt: str | list[int], *, salt: str = "", **sampling: Any) -> dict[str, Any]:
         """One greedy answer of `/generate`, unless `sampling` says otherwise."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -331,12 +333,12 @@ def test_a_chat_without_max_tokens_fills_the_context(single: Server) -> None:
 def test_a_replacement_character_does_not_stall_a_stream(single: Server, codec: Any) -> None:
     """T3: at this temperature all tokens are about equally likely, pieces of characters among them."""
     client = single.client("secret")
-    options: dict[str, Any] = {"temperature": 1e6, "seed": 3, "max_tokens": 60, "extra_body": {"ignore_eos": True}}
+    options: dict[str, Any] = {"temperature": 1e6, "seed": 11, "max_tokens": 30, "extra_body": {"ignore_eos": True}}
     whole = complete(client, [500], **options).choices[0].text
     pieces = [c.choices[0].text for c in complete(client, [500], **options, stream=True)]
-    assert "\ufffd" in whole[:-4]
+    assert "\ufffd" in whole[:-40]
     assert "".join(pieces) == whole
-    assert len(pieces) > 20
+    assert len(pieces) > 25
 
 
 # ---- clients that leave, and many of them
@@ -411,14 +413,14 @@ def test_many_clients_leave_no_page_behind(server: Server, clients: int) -> None
 # ---- a small pool over four ranks
 
 
-class TestSmallPool:
+@pytest.fixture(scope="module")
+def small() -> Iterator[Server]:
     """512 tokens are 8 spans of 64."""
+    with Server("--dcp", "4", "--dtype", "float32", "--kv-cache-tokens", "530") as running:
+        yield running.wait_ready()
 
-    @pytest.fixture(scope="class")
-    def small(self) -> Any:
-        with Server("--dcp", "4", "--dtype", "float32", "--kv-cache-tokens", "530") as running:
-            yield running.wait_ready()
 
+class TestSmallPool:
     def test_capacity_has_one_unit(self, small: Server) -> None:
         """K7."""
         state = small.info()
@@ -462,8 +464,6 @@ class TestSmallPool:
 
 def test_a_reader_that_stalls_and_leaves_is_forgotten(server: Server) -> None:
     """S1 for a client whose buffers are full when it goes."""
-    import socket
-
     host, port = server.url.removeprefix("http://").split(":")
     payload = (
         b'{"text": "Hello", "rid": "stalled", "stream": true, '

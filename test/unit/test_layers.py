@@ -23,7 +23,7 @@ class Line:
 
 
 TABLE = [
-    Line("words", ("errors", "env", "ids", "config", "messages", "metrics"), torch=False),
+    Line("words", ("errors", "env", "ids", "config", "messages", "metrics", "params", "wire"), torch=False),
     Line(
         "pure logic",
         ("parallel", "kv", "kv.layout", "kv.allocator", "kv.radix", "scheduler", "planner"),
@@ -33,7 +33,7 @@ TABLE = [
     Line("operators", ("attention", "layers", "sampling", "grammar"), torch=True),
     Line("models", ("models", "weights"), torch=True),
     Line("execution", ("worker",), torch=True),
-    Line("processes", ("tokenizer", "runtime", "engine", "server", "launch_server", "wire"), torch=False),
+    Line("processes", ("tokenizer", "runtime", "engine", "server", "launch_server"), torch=False),
 ]
 HEAVY = {"torch", "transformers", "accelerate"}
 

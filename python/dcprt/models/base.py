@@ -31,12 +31,11 @@ class ModelShard:
 class StepInput:
     """One step's tokens on every rank alike.
 
-    token_ids, positions: int64 [tokens]; logit_index: int64 [rows], the tokens whose logits are wanted.
+    token_ids, positions: int64 [tokens].
     """
 
     token_ids: Tensor
     positions: Tensor
-    logit_index: Tensor
     attention: AttentionPlan
 
 
@@ -46,5 +45,9 @@ class Model(Protocol):
     spec: ModelSpec
 
     def forward(self, step: StepInput, kv: KVPool) -> Tensor:
-        """float32 logits [rows, vocab_size] at `step.logit_index`; stores the step's KV."""
+        """Hidden states [tokens, hidden] before the last norm; stores the step's KV."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Some rows of hidden states to float32 [rows, vocab_size]. A collective: all ranks call it alike."""
         ...

@@ -85,4 +85,7 @@ class LlamaForCausalLM:
         angles = self._rotary.angles(step.positions)
         for layer, cache in zip(self._layers, kv.layers, strict=True):
             x = layer(x, angles, step, cache)
-        return self._logits(self._norm(x[step.logit_index]))
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._logits(self._norm(hidden))

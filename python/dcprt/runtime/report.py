@@ -46,7 +46,7 @@ class BusyLine:
         if elapsed < 1:
             return
         counters = scheduler.counters
-        prompt, generated = counters.computed_prompt_tokens, counters.generated_tokens
+        prompt, generated = counters.prefilled_tokens, counters.generated_tokens
         if self._since and elapsed < 5:
             used = used_pages(scheduler) * self._deployment.layout.span_tokens
             log.info(

@@ -13,8 +13,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from dcprt.errors import ConfigError
+
 PREFIX = f"dcprt-{os.getuid()}-"
 LOCK = "lock"
+LONGEST = 107 - len("/plans-0000")
 
 
 def base_dir() -> Path:
@@ -31,10 +34,27 @@ class RunDir:
 
     @classmethod
     def create(cls) -> RunDir:
-        """A new directory, mode 0700; sweeps those of dead owners first."""
+        """A new directory, mode 0700; sweeps those of dead owners first.
+
+        Raises:
+            ConfigError: the temporary directory is too long, or cannot be written.
+        """
         sweep()
-        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base_dir()))
-        return cls(path, _hold(path, os.O_CREAT))
+        while True:
+            try:
+                path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base_dir()))
+            except OSError as error:
+                raise ConfigError(f"Cannot make a directory for sockets in {base_dir()}: {error.strerror}.") from error
+            if len(os.fsencode(path)) > LONGEST:
+                path.rmdir()
+                raise ConfigError(
+                    f"The temporary directory {base_dir()} is too long to hold sockets, which may take 107 bytes "
+                    f"in all; set TMPDIR to a shorter one."
+                )
+            lock = _hold(path, os.O_CREAT)
+            if (path / LOCK).exists():
+                return cls(path, lock)
+            os.close(lock)  # swept by another start before it was locked
 
     @classmethod
     def join(cls, path: str) -> RunDir:
@@ -49,6 +69,7 @@ class RunDir:
         """Let go; remove the directory if nobody else is left."""
         if self._lock < 0:
             return
+        fcntl.flock(self._lock, fcntl.LOCK_UN)  # else two that leave at once would each wait for the other to be last
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,4 +1,9 @@
-"""From logits to tokens. A row's choice depends on its logits, its parameters, its seed and its position only."""
+"""From logits to tokens. A row's choice depends on its logits, its parameters, its seed and what came before only.
+
+Order: repetition, frequency and presence penalty, logit bias, end tokens banned; then, unless the best is taken,
+temperature, min-p, top-k, top-p, and the inverse of the cumulative distribution. Log probabilities are those of the
+model's own logits, before any of it.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcprt.messages import RowSampling
+from dcprt.messages import RowSampling, TokenLogprobs
+from dcprt.sampling.history import History
 
 
 @dataclass(frozen=True)
 class SampleRow:
-    """`position` is that of the token to be chosen."""
+    """`position` is that of the token to be chosen; `history` what came before, where the parameters need it."""
 
     params: RowSampling
     position: int
+    history: History | None = None
 
 
 def uniform(seed: int, position: int) -> float:
@@ -27,23 +34,61 @@ def uniform(seed: int, position: int) -> float:
 
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """float32 logits [rows, vocab] to one token a row."""
+    """float32 logits [rows, vocab] to one token a row; the logits are left as they are."""
     tokens: list[int] = logits.argmax(-1).tolist()
     for i, row in enumerate(rows):
+        own = logits[i]
+        changed = adjusted(own, row)
         if row.params.temperature > 0:
-            tokens[i] = _draw(logits[i], row)
+            tokens[i] = _draw(changed, row)
+        elif changed is not own:
+            tokens[i] = int(changed.argmax())
     return tokens
 
 
+def adjusted(logits: Tensor, row: SampleRow) -> Tensor:
+    """[vocab] with penalties, bias and banned end tokens; the same tensor where there are none."""
+    params = row.params
+    banned = params.end_ids if row.position < params.min_len else []
+    if not (row.history or params.logit_bias or banned):
+        return logits
+    changed = logits.clone()
+    if row.history is not None:
+        row.history.penalize(changed, params)
+    if params.logit_bias:
+        ids, values = zip(*params.logit_bias, strict=True)
+        changed[list(ids)] += torch.tensor(values)
+    if banned:
+        changed[banned] = -torch.inf
+    return changed
+
+
+def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    """float32 logits [n, vocab]; for each, the log probability of its token and of the `counts[i]` best."""
+    normalized = logits - logits.logsumexp(-1, keepdim=True)
+    own = normalized.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1).tolist()
+    best = normalized.topk(max(counts, default=0), dim=-1) if max(counts, default=0) else None
+    found = []
+    for i, (token, count) in enumerate(zip(tokens, counts, strict=True)):
+        top = []
+        if best is not None and count:
+            top = list(zip(best.indices[i, :count].tolist(), best.values[i, :count].tolist(), strict=True))
+        found.append(TokenLogprobs(token, own[i], top))
+    return found
+
+
 def _draw(logits: Tensor, row: SampleRow) -> int:
-    """Temperature, then top-k, then top-p, then the inverse of the cumulative distribution, likeliest first."""
+    """A token by the inverse of the cumulative distribution, likeliest first."""
     params = row.params
     scaled = logits / params.temperature
     if 0 < params.top_k < len(scaled):
         values, order = scaled.topk(params.top_k)
     else:
         values, order = scaled.sort(descending=True, stable=True)
-    cumulative = (values.double() - values[0]).exp().cumsum(0)
+    weights = (values.double() - values[0]).exp()
+    if params.min_p > 0:
+        weights = weights[: int((weights >= params.min_p).sum())]
+    cumulative = weights.cumsum(0)
     total = cumulative[-1]
     if params.top_p < 1:
         kept = int(torch.searchsorted(cumulative, params.top_p * total)) + 1

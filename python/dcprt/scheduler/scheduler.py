@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dcprt.config import ScheduleConfig
 from dcprt.errors import RequestError
 from dcprt.ids import Row
+from dcprt.kv.radix import common_len
 from dcprt.messages import (
+    Finish,
     PageCopy,
     PlanBody,
     RowAdd,
     RowGrowth,
-    RowSampling,
+    RowLogprobs,
     RowWork,
+    TokenLogprobs,
     TokensOut,
 )
 from dcprt.scheduler.request import Request, State
@@ -41,16 +45,37 @@ class Limits:
             RequestError: prompt and output cannot fit together; with both numbers and the limit.
         """
         room = self.max_len - prompt_len
-        if room < 1 or (max_tokens is not None and max_tokens > room):
+        wanted = 1 if max_tokens is None else max_tokens
+        if wanted > room:
             asked = "at least 1" if max_tokens is None else str(max_tokens)
             raise RequestError(
                 f"The prompt has {prompt_len} tokens and {asked} new ones are asked for, "
-                f"{prompt_len + (max_tokens or 1)} together; at most {self.max_len} fit "
+                f"{prompt_len + wanted} together; at most {self.max_len} fit "
                 f"(context length {self.context_len}, KV capacity {self.capacity_tokens}).",
                 param="max_tokens" if prompt_len < self.max_len else "prompt",
                 code="context_length_exceeded",
             )
         return room if max_tokens is None else max_tokens
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a plan does for a request.
+
+    `admission` says for which of its stays among the running, `prompt` whether it is prefill, `whole` whether all
+    tokens known so far are computed then.
+    """
+
+    request: Request
+    admission: int
+    row_work: RowWork
+    prompt: bool
+    whole: bool
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the result is of use. A request preempted since takes it too, so that it gets ahead each time."""
+        return self.request.state is not State.ENDED and self.request.admissions == self.admission
 
 
 @dataclass
@@ -62,7 +87,7 @@ class StepDraft:
     drops: list[Row] = field(default_factory=list)
     adds: list[RowAdd] = field(default_factory=list)
     growth: list[RowGrowth] = field(default_factory=list)
-    work: list[tuple[Request, RowWork]] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
 
     def body(self) -> PlanBody:
         return PlanBody(
@@ -70,18 +95,21 @@ class StepDraft:
             drops=list(self.drops),
             adds=self.adds,
             growth=self.growth,
-            work=[work for _, work in self.work],
+            work=[work.row_work for work in self.work],
         )
 
 
 @dataclass
 class Counters:
-    """Totals since the start, in tokens unless the name says otherwise."""
+    """Totals since the start, in tokens unless the name says otherwise.
+
+    `prefilled_tokens` were computed as prompt; a preempted request's output counts again when it resumes.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    computed_prompt_tokens: int = 0
+    prefilled_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
 
@@ -89,8 +117,11 @@ class Counters:
 class Scheduler:
     """Requests in, step plans out; results in, tokens out.
 
-    The caller alternates `plan()` and `apply()`. Requests are served in order of arrival; when pages run out, the
-    one admitted last is preempted: what it computed goes to the cache, and it waits again at the head of the queue.
+    The caller may ask for the next plan before the result of the last one is back: a row whose token is still being
+    chosen goes on with it, since the workers know it. If that token ends the request, the next is dropped.
+
+    Requests are served in order of arrival; when pages run out, the one admitted last is preempted: what it computed
+    goes to the cache, and it waits again at the head of the queue.
     """
 
     def __init__(self, store: KVStore, config: ScheduleConfig, limits: Limits) -> None:
@@ -103,7 +134,7 @@ class Scheduler:
         self._live: dict[str, Request] = {}
         self._free_rows = [Row(row) for row in range(config.max_running_requests - 1, -1, -1)]
         self._dropped: list[Row] = []
-        self._flight: StepDraft | None = None
+        self._flights: deque[StepDraft] = deque()
         self._plans = 0
 
     @property
@@ -138,8 +169,7 @@ class Scheduler:
         return request
 
     def plan(self) -> PlanBody | None:
-        """What to compute next; None if there is nothing."""
-        assert self._flight is None, "the previous step has not been applied"
+        """What to compute next; None if nothing can be, before a result or a request comes."""
         self._plans += 1
         draft = StepDraft(transfer=f"plan {self._plans}")
         preemptions = self.counters.preemptions
@@ -147,29 +177,34 @@ class Scheduler:
         if self.counters.preemptions == preemptions:
             self._admit(draft, budget)
         if not draft.work:
-            self.store.allocator.end_transfer(draft.transfer)
             return None
         draft.drops, self._dropped = self._dropped, []
-        self._flight = draft
-        self.counters.steps += 1
+        self._flights.append(draft)
+        self._advance(draft)
         return draft.body()
 
-    def apply(self, tokens: list[tuple[int, list[int]]]) -> list[TokensOut]:
-        """Take the result of the plan in flight; returns what clients get."""
-        draft, self._flight = self._flight, None
-        assert draft is not None
-        accepted = dict(tokens)
+    def apply(
+        self,
+        tokens: Sequence[tuple[int, list[int]]],
+        logprobs: Sequence[RowLogprobs] = (),
+        prompt_logprobs: Sequence[RowLogprobs] = (),
+    ) -> list[TokensOut]:
+        """Take the result of the oldest plan in flight; returns what clients get."""
+        draft = self._flights.popleft()
+        accepted, found = dict(tokens), {entry.row: entry.tokens for entry in logprobs}
+        scored = {entry.row: entry for entry in prompt_logprobs}
         outputs = []
-        for request, work in draft.work:
-            if request.state is not State.RUNNING or request.row != work.row:
-                continue  # ended while the step was under way
-            prefilling = work.num_tokens > 1 or not work.max_new or request.output_len == 0
-            request.computed_len += work.num_tokens
-            if prefilling:
-                self.counters.computed_prompt_tokens += work.num_tokens
-                self.store.share(request)
-            if work.max_new:
-                outputs.append(self._accept(request, accepted[work.row]))
+        for work in draft.work:
+            request, row = work.request, work.row_work.row
+            if not work.is_current:
+                continue
+            if entry := scored.get(row):
+                request.prompt_logprobs.update(enumerate(entry.tokens, entry.position))
+            if work.row_work.max_new:
+                request.in_flight = max(request.in_flight - work.row_work.max_new, 0)
+                outputs.append(self._accept(request, accepted[row], found.get(row, [])))
+            elif work.whole and not request.max_tokens:
+                outputs.append(self._output(request, [], [], Finish(reason="length")))
         self.store.allocator.end_transfer(draft.transfer)
         return outputs
 
@@ -179,7 +214,18 @@ class Scheduler:
         rows = self._free_rows + [r.row for r in self.running if r.row is not None]
         assert sorted(rows) == list(range(self._config.max_running_requests)), rows
 
-    def _accept(self, request: Request, tokens: list[int]) -> TokensOut:
+    def _advance(self, draft: StepDraft) -> None:
+        """The plan is as good as executed: nothing that is planned later can come before it."""
+        self.counters.steps += 1
+        for work in draft.work:
+            request = work.request
+            request.computed_len += work.row_work.num_tokens
+            request.in_flight += work.row_work.max_new
+            if work.prompt:
+                self.counters.prefilled_tokens += work.row_work.num_tokens
+                self.store.share(request)
+
+    def _accept(self, request: Request, tokens: list[int], logprobs: list[TokenLogprobs]) -> TokensOut:
         finish = None
         taken = []
         for token in tokens:
@@ -188,21 +234,37 @@ class Scheduler:
             if finish := request.finish_after(token, self.limits.eos_token_ids):
                 break
         self.counters.generated_tokens += len(taken)
-        output = TokensOut(rid=request.rid, token_ids=taken, usage=request.usage, finish=finish)
+        return self._output(request, taken, logprobs[: len(taken)], finish)
+
+    def _output(
+        self, request: Request, tokens: list[int], logprobs: list[TokenLogprobs], finish: Finish | None
+    ) -> TokensOut:
+        """A message to the client; the first one has the prompt's log probabilities. Ends the request, if so."""
+        prompt_logprobs: list[TokenLogprobs] = []
+        if request.prompt_logprobs and request.output_len == len(tokens):
+            prompt_logprobs = [request.prompt_logprobs[i] for i in range(1, request.prompt_len)]
         if finish:
             self.end(request.rid)
-        return output
+        return TokensOut(
+            rid=request.rid,
+            token_ids=tokens,
+            usage=request.usage,
+            finish=finish,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
 
     def _schedule_running(self, draft: StepDraft) -> int:
         """Decodes first, each one token; then prompts that are partly computed. Returns the budget left."""
         budget = self._config.chunked_prefill_size
-        decoding = [r for r in self.running if r.pending_len == 1]
-        for request in decoding + [r for r in self.running if r.pending_len > 1]:
+        decoding = [r for r in self.running if r.is_decoding and r.output_left]
+        for request in decoding + [r for r in self.running if r.pending_len and not r.is_decoding]:
             if request.state is not State.RUNNING:
                 continue  # preempted to make room for one before it
-            count = min(request.pending_len, budget) if request.pending_len > 1 else 1
-            if count and self._compute(request, count, draft) and request.pending_len > 1:
-                budget -= count
+            count = 1 if request.is_decoding else min(request.pending_len, budget)
+            prefilled = 0 if request.is_decoding else count
+            if count and self._compute(request, count, draft):
+                budget -= prefilled
         return budget
 
     def _compute(self, request: Request, count: int, draft: StepDraft) -> bool:
@@ -215,13 +277,19 @@ class Scheduler:
         assert request.row is not None
         if pages:
             draft.growth.append(RowGrowth(request.row, list(pages)))
-        yields = 1 if count == request.pending_len else 0
-        draft.work.append((request, RowWork(request.row, count, yields)))
+        self._work(request, count, draft)
         return True
+
+    def _work(self, request: Request, count: int, draft: StepDraft) -> None:
+        """The row yields a token where its last known token is computed, if it may have one more."""
+        assert request.row is not None
+        whole = count == request.pending_len
+        row_work = RowWork(request.row, count, 1 if whole and request.output_left else 0)
+        draft.work.append(Work(request, request.admissions, row_work, not request.is_decoding, whole))
 
     def _victim(self, draft: StepDraft) -> Request:
         """The request admitted last that is not in the plan already."""
-        planned = {id(request) for request, _ in draft.work}
+        planned = {id(work.request) for work in draft.work}
         return next(r for r in reversed(self.running) if id(r) not in planned)
 
     def _preempt(self, request: Request) -> None:
@@ -229,7 +297,7 @@ class Scheduler:
         request.preemptions += 1
         self._leave(request)
         request.state = State.WAITING
-        request.computed_len = 0
+        request.computed_len = request.in_flight = 0
         self.waiting.appendleft(request)
 
     def _leave(self, request: Request) -> None:
@@ -244,6 +312,8 @@ class Scheduler:
     def _admit(self, draft: StepDraft, budget: int) -> None:
         while self.waiting and budget > 0 and self._free_rows:
             request = self.waiting[0]
+            if self._is_worth_waiting(request, draft):
+                break
             admission = self.store.admit(request, self._spare_pages(), draft.transfer)
             if admission is None:
                 break
@@ -257,6 +327,7 @@ class Scheduler:
     ) -> None:
         request.row = self._free_rows.pop()
         request.state = State.RUNNING
+        request.admissions += 1
         request.computed_len = computed_len
         if request.cached_len is None:
             request.cached_len = min(computed_len, request.prompt_len)
@@ -267,23 +338,30 @@ class Scheduler:
         assert pages is not None, "admit() made sure of these"
         if copy:
             draft.copies.append(copy)
-        sampling = request.sampling
         draft.adds.append(
             RowAdd(
                 row=request.row,
                 token_ids=request.tokens.tobytes(),
                 computed_len=computed_len,
                 pages=list(request.pages),
-                sampling=RowSampling(
-                    temperature=0.0 if sampling.greedy else sampling.temperature,
-                    top_p=sampling.top_p,
-                    top_k=max(sampling.top_k, 0),
-                    seed=request.seed,
-                ),
+                sampling=request.row_sampling(self.limits.eos_token_ids),
+                prompt_len=request.prompt_len,
             )
         )
-        yields = 1 if computed_len + count == len(request.tokens) else 0
-        draft.work.append((request, RowWork(request.row, count, yields)))
+        self._work(request, count, draft)
+
+    def _is_worth_waiting(self, request: Request, draft: StepDraft) -> bool:
+        """Whether a prompt under way will soon have computed at least a span more that this request can share."""
+        if not (self.store.reuse and request.reads_cache):
+            return False
+        starting = {id(work.request) for work in draft.work if work.prompt}
+        for other in self.running:
+            if (id(other) in starting or not other.is_decoding) and other.namespace == request.namespace:
+                assert other.node is not None
+                shared = self.store.layout.floor_to_span(common_len(other.tokens, request.tokens[:-1]))
+                if shared > other.node.end:
+                    return True
+        return False
 
     def _spare_pages(self) -> int:
         """Pages to leave for the running: the rest of prompts under way, and one to grow for each."""

@@ -47,7 +47,7 @@ class KVStore:
         matching page is what does not fit, it is left out. None changes nothing.
         """
         layout, cache = self.layout, self.cache
-        reusable = request.tokens[: len(request.tokens) - 1] if self.reuse else request.tokens[:0]
+        reusable = request.tokens[:-1] if self.reuse and request.reads_cache else request.tokens[:0]
         match = cache.match(request.namespace, reusable)
         cache.lock(match.node)
         need = layout.pages_for(len(request.tokens)) - len(match.pages) + spare
@@ -98,8 +98,9 @@ class KVStore:
         """Take everything from `request`; what it computed stays in the cache as long as there is room."""
         if request.node is None:
             return
-        if self.reuse and request.computed_len:
-            self._insert(request, request.computed_len)
+        length = min(request.computed_len, len(request.tokens))
+        if self.reuse and length:
+            self._insert(request, length)
         self.cache.unlock(request.node)
         self.allocator.free(sorted(request.owned))
         request.node, request.pages, request.owned = None, [], set()

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from dcprt.errors import RequestError
-from dcprt.messages import SamplingParams
+from dcprt.params import SamplingParams
 
 Prompt = str | list[int]
 

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from dcprt.errors import RequestError, RuntimeFailed, did_you_mean
-from dcprt.messages import Finish, SamplingParams, TextOut, TextRequest, Usage, pack_tokens
+from dcprt.messages import Finish, TextOut, TextRequest, Usage, pack_tokens
+from dcprt.params import SamplingParams
 from dcprt.runtime.runtime import Runtime, Stream
 from dcprt.server.protocol import Prompt
 

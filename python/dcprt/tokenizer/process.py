@@ -20,7 +20,6 @@ from dcprt.messages import (
     FromScheduler,
     FromTokenizer,
     RequestFailed,
-    SamplingParams,
     StopHit,
     TextOut,
     TextRequest,
@@ -30,6 +29,7 @@ from dcprt.messages import (
     Usage,
     pack_tokens,
 )
+from dcprt.params import SamplingParams
 from dcprt.runtime.channel import Launch
 from dcprt.tokenizer.detokenizer import Detokenizer
 from dcprt.tokenizer.stops import StopMatcher

@@ -14,6 +14,7 @@ from dcprt.attention.plan import AttentionPlan, RowSlice
 from dcprt.kv.layout import IntArray, Layout
 from dcprt.messages import PlanBody, RowAdd, RowSampling, unpack_tokens
 from dcprt.models.base import StepInput
+from dcprt.sampling.history import History
 from dcprt.sampling.sampler import SampleRow
 
 
@@ -41,30 +42,57 @@ class WorkerRow:
     """A running request in this worker. `tokens` grow as they are chosen; the first `computed_len` have KV."""
 
     tokens: array[int]
+    prompt_len: int
     computed_len: int
     pages: PageTable
     sampling: RowSampling
+    history: History | None
 
     @classmethod
-    def of(cls, add: RowAdd) -> WorkerRow:
-        return cls(unpack_tokens(add.token_ids), add.computed_len, PageTable(add.pages), add.sampling)
+    def of(cls, add: RowAdd, vocab_size: int) -> WorkerRow:
+        tokens = unpack_tokens(add.token_ids)
+        history = History(tokens, add.prompt_len, vocab_size) if add.sampling.uses_history else None
+        return cls(tokens, add.prompt_len, add.computed_len, PageTable(add.pages), add.sampling, history)
+
+    def accept(self, token: int) -> None:
+        """A token was chosen."""
+        self.tokens.append(token)
+        if self.history is not None:
+            self.history.add(token)
+
+
+@dataclass(frozen=True)
+class ScoredPrompt:
+    """Prompt tokens whose log probabilities are wanted: `tokens` follow the step's tokens from `start` on."""
+
+    row: int
+    position: int
+    start: int
+    tokens: list[int]
+    count: int
 
 
 @dataclass(frozen=True)
 class Step:
-    """A plan's work as tensors, and which rows get a token: `yielding` and `samples` go with the logits' rows."""
+    """A plan's work as tensors, and what is made of it.
+
+    `yielding` rows get a token each, from the logits at `logit_index`: int64 [rows], with parameters `samples`.
+    """
 
     inputs: StepInput
+    logit_index: Tensor
     yielding: list[int]
     samples: list[SampleRow]
+    scored: list[ScoredPrompt]
 
 
 class RowTable:
     """All rows of a worker, by number."""
 
-    def __init__(self, layout: Layout, dcp_rank: int) -> None:
+    def __init__(self, layout: Layout, dcp_rank: int, vocab_size: int) -> None:
         self._layout = layout
         self._dcp_rank = dcp_rank
+        self._vocab_size = vocab_size
         self._rows: dict[int, WorkerRow] = {}
 
     def update(self, body: PlanBody) -> None:
@@ -73,7 +101,7 @@ class RowTable:
             del self._rows[row]
         for add in body.adds:
             assert add.row not in self._rows, add.row
-            self._rows[add.row] = WorkerRow.of(add)
+            self._rows[add.row] = WorkerRow.of(add, self._vocab_size)
         for growth in body.growth:
             self._rows[growth.row].pages.extend(growth.pages)
 
@@ -81,7 +109,7 @@ class RowTable:
         """Tensors of `body.work`, which must not be empty."""
         tokens = array("i")
         positions, slices, store_tokens, store_slots = [], [], [], []
-        yielding, samples, logit_index = [], [], []
+        yielding, samples, logit_index, scored = [], [], [], []
         for work in body.work:
             row, start = self._rows[work.row], len(tokens)
             stop_len = row.computed_len + work.num_tokens
@@ -95,23 +123,31 @@ class RowTable:
             slices.append(self._slice(row, start, len(tokens)))
             if work.max_new:
                 yielding.append(work.row)
-                samples.append(SampleRow(row.sampling, stop_len))
+                samples.append(SampleRow(row.sampling, stop_len, row.history))
                 logit_index.append(len(tokens) - 1)
+            if row.sampling.prompt_logprobs >= 0 and (following := self._following(row, stop_len)):
+                count = row.sampling.prompt_logprobs
+                scored.append(ScoredPrompt(work.row, row.computed_len + 1, start, following, count))
         plan = AttentionPlan(tuple(slices), _tensor(store_tokens), _tensor(store_slots))
         inputs = StepInput(
             token_ids=torch.from_numpy(np.frombuffer(tokens, dtype=np.int32).astype(np.int64)),
             positions=_tensor(positions),
-            logit_index=torch.tensor(logit_index, dtype=torch.int64),
             attention=plan,
         )
-        return Step(inputs, yielding, samples)
+        return Step(inputs, torch.tensor(logit_index, dtype=torch.int64), yielding, samples, scored)
 
     def advance(self, body: PlanBody, chosen: dict[int, list[int]]) -> None:
         """Note that the work is done, and the tokens it yielded."""
         for work in body.work:
             row = self._rows[work.row]
             row.computed_len += work.num_tokens
-            row.tokens.extend(chosen.get(work.row, ()))
+            for token in chosen.get(work.row, ()):
+                row.accept(token)
+
+    @staticmethod
+    def _following(row: WorkerRow, stop_len: int) -> list[int]:
+        """The prompt tokens that follow those computed now."""
+        return list(row.tokens[row.computed_len + 1 : min(stop_len + 1, row.prompt_len)])
 
     def _slice(self, row: WorkerRow, start: int, stop: int) -> RowSlice:
         local_len = self._layout.local_len(self._dcp_rank, row.computed_len)

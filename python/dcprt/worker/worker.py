@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
 import torch
+from torch import Tensor
 
 from dcprt.comm.groups import Groups
 from dcprt.kv.pool import KVPool
-from dcprt.messages import StepPlan, StepResult
+from dcprt.messages import RowLogprobs, StepPlan, StepResult, TokenLogprobs
 from dcprt.models.base import Model
-from dcprt.sampling.sampler import sample
+from dcprt.sampling.sampler import logprobs, sample
 from dcprt.scheduler.executor import PlanReader
-from dcprt.worker.rows import RowTable, Step
+from dcprt.worker.rows import RowTable, ScoredPrompt, Step
+
+SCORE_BLOCK = 64
+"""Prompt tokens scored at a time: their logits over a large vocabulary must not fill the memory."""
 
 
 class Worker:
@@ -20,7 +25,7 @@ class Worker:
         self._model = model
         self._pool = pool
         self._groups = groups
-        self._rows = RowTable(pool.descriptor.layout, groups.dcp.rank)
+        self._rows = RowTable(pool.descriptor.layout, groups.dcp.rank, model.spec.vocab_size)
         self._plans = PlanReader()
 
     @torch.inference_mode()
@@ -35,19 +40,49 @@ class Worker:
         self._groups.set_step(plan.number)
         self._pool.copy(body.copies, self._groups.dcp.rank)
         self._rows.update(body)
-        chosen: list[tuple[int, list[int]]] = []
-        if body.work:
-            step = self._rows.step(body)
-            chosen = self._choose(step, self._model.forward(step.inputs, self._pool))
-            self._rows.advance(body, dict(chosen))
-        return StepResult(number=plan.number, epoch=plan.epoch, digest=plan.digest, tokens=chosen)
+        result = StepResult(number=plan.number, epoch=plan.epoch, digest=plan.digest, tokens=[])
+        if not body.work:
+            return result
+        step = self._rows.step(body)
+        hidden = self._model.forward(step.inputs, self._pool)
+        scored = [self._score(prompt, hidden) for prompt in step.scored]
+        tokens, logprobs = self._choose(step, hidden)
+        self._rows.advance(body, dict(tokens))
+        return msgspec.structs.replace(result, tokens=tokens, logprobs=logprobs, prompt_logprobs=scored)
 
-    def _choose(self, step: Step, logits: torch.Tensor) -> list[tuple[int, list[int]]]:
+    def _choose(self, step: Step, hidden: Tensor) -> tuple[list[tuple[int, list[int]]], list[RowLogprobs]]:
         """Rank 0 samples; all ranks learn the tokens."""
         if not step.yielding:
-            return []
+            return [], []
+        logits = self._model.logits(hidden[step.logit_index])
         ids = torch.zeros(len(step.yielding), dtype=torch.int64)
+        found: list[RowLogprobs] = []
         if self._groups.world.rank == 0:
-            ids = torch.tensor(sample(logits, step.samples))
+            chosen = sample(logits, step.samples)
+            ids = torch.tensor(chosen)
+            found = self._logprobs(step, logits, chosen)
         ids = self._groups.world.broadcast(ids)
-        return [(row, [token]) for row, token in zip(step.yielding, ids.tolist(), strict=True)]
+        return [(row, [token]) for row, token in zip(step.yielding, ids.tolist(), strict=True)], found
+
+    @staticmethod
+    def _logprobs(step: Step, logits: Tensor, chosen: list[int]) -> list[RowLogprobs]:
+        """Log probabilities of the chosen tokens, for the rows that want them."""
+        wanted = [i for i, row in enumerate(step.samples) if row.params.logprobs >= 0]
+        if not wanted:
+            return []
+        counts = [step.samples[i].params.logprobs for i in wanted]
+        found = logprobs(logits[wanted], [chosen[i] for i in wanted], counts)
+        return [
+            RowLogprobs(step.yielding[i], step.samples[i].position, [one]) for i, one in zip(wanted, found, strict=True)
+        ]
+
+    def _score(self, prompt: ScoredPrompt, hidden: Tensor) -> RowLogprobs:
+        """Log probabilities of prompt tokens, a block of logits at a time."""
+        found: list[TokenLogprobs] = []
+        for start in range(0, len(prompt.tokens), SCORE_BLOCK):
+            tokens = prompt.tokens[start : start + SCORE_BLOCK]
+            first = prompt.start + start
+            logits = self._model.logits(hidden[first : first + len(tokens)])
+            if self._groups.world.rank == 0:
+                found += logprobs(logits, tokens, [prompt.count] * len(tokens))
+        return RowLogprobs(prompt.row, prompt.position, found)

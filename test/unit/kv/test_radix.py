@@ -127,7 +127,7 @@ class RadixMachine(RuleBasedStateMachine):
         namespace=st.sampled_from(NAMESPACES),
         seed=st.integers(0, 20),
         cut=st.integers(0, 400),
-        runs=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 40)), max_size=3),
+        runs=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), max_size=3),
         to_span=st.booleans(),
         keep_tail=st.booleans(),
     )
@@ -156,7 +156,7 @@ class RadixMachine(RuleBasedStateMachine):
                 request.computed = match.length
 
     @precondition(lambda self: self.running)
-    @rule(which=st.integers(0, 9), count=st.integers(1, 80), token=st.integers(0, 1))
+    @rule(which=st.integers(0, 9), count=st.integers(1, 80), token=st.integers(0, 2))
     def compute(self, which: int, count: int, token: int) -> None:
         """More of a request's tokens; new ones when the known are all computed."""
         request = self.running[which % len(self.running)]
@@ -225,10 +225,11 @@ class RadixMachine(RuleBasedStateMachine):
         namespace=st.sampled_from(NAMESPACES),
         seed=st.integers(0, 20),
         cut=st.integers(0, 400),
-        token=st.integers(0, 1),
+        token=st.integers(0, 2),
+        more=st.integers(0, 3),
     )
-    def probe(self, namespace: str, seed: int, cut: int, token: int) -> None:
-        tokens = self.sequence(seed, cut, [(token, 3)])
+    def probe(self, namespace: str, seed: int, cut: int, token: int, more: int) -> None:
+        tokens = self.sequence(seed, cut, [(token, more)])
         self.verify(namespace, tokens, self.cache.match(namespace, array("i", tokens)))
 
     @invariant()
@@ -347,6 +348,17 @@ def test_a_split_inside_a_span_is_served_from_any_child() -> None:
     assert (match.length, match.pages) == (5, [first[0]])
     assert match.tail in (first[1], second[1])
     assert cache.texts() == {"abcd", "e", "f", "XY"}
+
+
+@pytest.mark.parametrize("text", ["abcdeQ", "abcde", "abcdQ"])
+def test_the_tail_is_the_first_page_of_a_long_child(text: str) -> None:
+    cache = Cache(Layout(4))
+    first = cache.put("abcdefghijklmno")
+    second = cache.put("abcdeXXXXXXXXXX")
+    match = cache.find(text)
+    assert match.pages == [first[0]]
+    assert match.length == len(text.rstrip("Q"))
+    assert match.tail in ((first[1], second[1]) if match.length % 4 else (None,))
 
 
 def test_the_last_child_leaves_its_straddling_page_to_the_parent() -> None:

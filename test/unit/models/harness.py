@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dcprt.config import Config
 from dcprt.kv.pool import KVPool
-from dcprt.messages import SamplingParams
+from dcprt.params import SamplingParams
 from dcprt.models.base import Model, StepInput
 from dcprt.planner.deployment import Deployment
 from dcprt.runtime.prepare import prepare
@@ -53,12 +53,15 @@ class Recorder:
 
     def __init__(self, model: Model) -> None:
         self.spec = model.spec
-        self.logits: list[Tensor] = []
+        self.kept: list[Tensor] = []
         self._model = model
 
     def forward(self, step: StepInput, kv: KVPool) -> Tensor:
-        logits = self._model.forward(step, kv)
-        self.logits.append(logits.clone())
+        return self._model.forward(step, kv)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = self._model.logits(hidden)
+        self.kept.append(logits.clone())
         return logits
 
 
@@ -80,12 +83,12 @@ class Harness:
         """The finished request, and the float32 logits [count, vocab] its tokens were chosen from."""
         sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
         request = Request("r", array("i", prompt), len(prompt), count, sampling, 0, namespace)
-        self._recorder.logits.clear()
+        self._recorder.kept.clear()
         self.scheduler.add(request)
         while not self.scheduler.idle:
             self._core.step()
         self.scheduler.check()
-        return request, torch.cat(self._recorder.logits)
+        return request, torch.cat(self._recorder.kept)
 
     def close(self) -> None:
         self._executor.close()

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from dcprt.config import ScheduleConfig
 from dcprt.kv.layout import Layout
-from dcprt.messages import SamplingParams, TokensOut
+from dcprt.messages import TokensOut
+from dcprt.params import SamplingParams
 from dcprt.scheduler.executor import PlanWriter
 from dcprt.scheduler.request import Request
 from dcprt.scheduler.scheduler import Limits, Scheduler
@@ -53,6 +54,7 @@ class Bench:
         context: int = 1 << 20,
         reuse: bool = True,
         eos: frozenset[int] = frozenset(),
+        ahead: int = 0,
     ) -> None:
         self.store = KVStore(layout, pages + 1, reuse=reuse)
         config = ScheduleConfig(chunked_prefill_size=chunk, max_running_requests=max_running)
@@ -65,6 +67,8 @@ class Bench:
         self.steps = 0
         self._writer = PlanWriter()
         self._chunk = chunk
+        self._ahead = ahead
+        self._flights = 0
 
     def send(self, prompt: Sequence[int], max_tokens: int | None, *, rid: str = "", namespace: str = "") -> Client:
         """Queue a request; raises RequestError where a server would answer 400."""
@@ -93,15 +97,22 @@ class Bench:
         return ended
 
     def step(self, in_flight: Callable[[], None] | None = None) -> bool:
-        """One step; `in_flight` happens while the workers compute. False if there was nothing to compute."""
+        """One step; `in_flight` happens while the workers compute. False if there was nothing to compute.
+
+        With `ahead` the next plan is made, and its pages are taken, before the result of the last one is known.
+        """
         self.steps += 1
         body = self.scheduler.plan()
         self.scheduler.check()
-        if body is None:
+        if body is not None:
+            assert sum(work.num_tokens for work in body.work if work.num_tokens > 1) <= self._chunk
+            self.workers.submit(self._writer.write(body))
+            self._flights += 1
+        if not self._flights:
             return False
-        prefill = sum(work.num_tokens for work in body.work if work.num_tokens > 1)
-        assert prefill <= self._chunk
-        self.workers.submit(self._writer.write(body))
+        if body is not None and self._flights <= self._ahead:
+            return True
+        self._flights -= 1
         result = self.workers.result()
         if in_flight:
             in_flight()
@@ -113,7 +124,7 @@ class Bench:
     def run(self, most: int = 20_000) -> None:
         """Until all requests have ended."""
         empty = 0
-        while not self.scheduler.idle:
+        while not self.scheduler.idle or self._flights:
             assert most > 0, "no end in sight"
             most -= 1
             empty = 0 if self.step() else empty + 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dcprt.errors import RequestError
 from dcprt.kv.layout import Layout
-from dcprt.messages import SamplingParams
+from dcprt.params import SamplingParams
 from dcprt.scheduler.core import Core
 from dcprt.scheduler.request import State
 from dcprt.scheduler.scheduler import Limits
@@ -59,12 +59,9 @@ class Setup:
     chunk: int
     max_running: int
     reuse: bool
+    ahead: int
 
 
-LAYOUTS = [
-    Layout(1, 1), Layout(2, 1), Layout(4, 1, 4), Layout(1, 3), Layout(2, 2), Layout(3, 2, 3), Layout(4, 4, 2),
-    Layout(16, 2), Layout(16, 4, 16),
-]  # fmt: skip
 LAYOUTS = [(1, 1, 1), (2, 1, 1), (4, 1, 4), (1, 3, 1), (2, 2, 1), (3, 2, 3), (4, 4, 2), (16, 2, 1), (16, 4, 16)]
 SETUPS = st.builds(
     Setup,
@@ -73,6 +70,7 @@ SETUPS = st.builds(
     chunk=st.sampled_from([2048, 64, 16, 7, 3, 2, 1]),
     max_running=st.sampled_from([8, 3, 2, 1]),
     reuse=st.sampled_from([True, True, True, False]),
+    ahead=st.integers(0, 1),
 )
 RUN = st.tuples(st.sampled_from([A, B]), st.integers(0, 12), st.integers(0, 3))
 ARRIVALS = st.builds(
@@ -102,6 +100,7 @@ class History:
             max_running=setup.max_running,
             reuse=setup.reuse,
             eos=eos,
+            ahead=setup.ahead,
         )
         self._known: list[list[int]] = [[]]
 
@@ -320,12 +319,14 @@ def test_k12_a_resumed_request_counts_its_hit_once() -> None:
 
 def test_s6_the_last_running_request_is_preempted_and_the_step_is_empty() -> None:
     bench = Bench(Layout(1), 13, chunk=8)
-    bench.send([A] * 4, 1)
     client = bench.send([A] * 4 + [B] * 4, 5)
-    computed = [bench.step() for _ in range(4)]
-    assert computed == [True, True, True, False], "it holds pages of its own for what it shares by now"
+    assert bench.step()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench.store, "grow", lambda request, length: None)
+        assert not bench.step(), "no page for the only request, and nobody else to take one from"
     assert client.request.preemptions == 1
     assert client.request.state is State.WAITING
+    assert client.request.computed_len == 0
     assert not bench.scheduler.running
     bench.run()
     bench.verify_all()
@@ -382,6 +383,16 @@ def test_equal_prompts_in_one_step_keep_one_copy_in_the_end() -> None:
     bench.run()
     bench.verify_all()
     assert len(list(bench.store.cache.pages())) == 6
+
+
+def test_who_computed_the_same_as_another_locks_nothing_of_the_other() -> None:
+    bench = Bench(Layout(4, 2), 32)
+    first, second = bench.send([A] * 40, 1), bench.send([A] * 40, 10)
+    bench.step()
+    assert (first.finished, second.finished) == (True, False)
+    assert bench.store.cache.evictable_pages == 5
+    bench.run()
+    bench.verify_all()
 
 
 def test_a_prompt_under_way_can_be_matched_by_the_next_step() -> None:
