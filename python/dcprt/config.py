@@ -73,6 +73,7 @@ class ModelConfig:
     )
     served_model_name: str | None = option(None, "name of the model in the API; default: from --model")
     skip_tokenizer_init: bool = option(False, "token ids in, token ids out: load no tokenizer")
+    chat_template: str | None = option(None, "file with a jinja2 chat template that replaces the model's")
 
     def __post_init__(self) -> None:
         _positive(self, "context_length")
@@ -138,10 +139,17 @@ class ScheduleConfig:
 
     chunked_prefill_size: int = option(2048, "most prompt tokens computed in one step")
     max_running_requests: int = option(64, "most requests that are computed at a time; more wait")
+    max_queued_requests: int | None = option(None, "most requests that wait; more are refused with HTTP 503")
+    request_timeout: int | None = option(None, "seconds that a request may take, unless it brings its own timeout")
+    disable_overlap_schedule: bool = option(
+        False, "wait for the result of each step before the next one is planned"
+    )
     random_seed: int = option(0, "seed of requests that bring none, and of dummy weights")
 
     def __post_init__(self) -> None:
-        _positive(self, "chunked_prefill_size", "max_running_requests")
+        _positive(self, "chunked_prefill_size", "max_running_requests", "request_timeout")
+        if self.max_queued_requests is not None and self.max_queued_requests < 0:
+            raise ConfigError(f"--max-queued-requests must not be negative, it is {self.max_queued_requests}.")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from dcprt.params import SamplingParams
 from dcprt.runtime import logs
 from dcprt.runtime.prepare import prepare
 from dcprt.runtime.runtime import Runtime, Stream
+from dcprt.runtime.supervisor import GRACE_S
 
 T = TypeVar("T")
 Prompt = str | Sequence[int]
@@ -246,7 +247,8 @@ class Engine:
 
 async def _others_done() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
-    await asyncio.gather(*others, return_exceptions=True)
+    if others:
+        await asyncio.wait(others, timeout=GRACE_S)
 
 
 _Piece = Output | DcprtError | None

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from dcprt.config import Config, ServerConfig, parse_args
@@ -129,10 +130,12 @@ def _describe(deployment: Deployment) -> list[str]:
 
     shape = (deployment.spec, deployment.grid, deployment.layout, deployment.dtype)
     mebibytes = deployment.num_pages * page_bytes(*shape) / 2**20
+    slower = [] if find_spec("dcprt_kernel") else ["dcprt-kernel is not installed: torch and gloo do its work, slower"]
     return [
         *describe_grid(*shape),
         f"KV cache: {deployment.capacity_tokens:,} tokens, up to {mebibytes:,.0f} MiB a rank, taken as it is used",
         f"{deployment.dtype}, {deployment.comm} collectives, {deployment.threads} thread(s) a rank",
+        *slower,
     ]
 
 

@@ -27,6 +27,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     cached_tokens: int
 
+    def without_output(self, count: int) -> Usage:
+        """The same with `count` tokens of output less."""
+        return msgspec.structs.replace(self, completion_tokens=self.completion_tokens - count)
+
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request ended: `stop`, `length` or `abort`; `matched` is the stop string or token that did it."""
@@ -49,7 +53,10 @@ def client_id(wire: str) -> str:
 
 
 class TextRequest(Message, frozen=True):
-    """A new request: exactly one of `prompt`, `token_ids` and `chat` (messages of role and content) is given."""
+    """A new request: exactly one of `prompt`, `token_ids` and `chat` (messages of role and content) is given.
+
+    With `echo` the prompt's text comes back with the first output. `timeout_s` is how long it may take in all.
+    """
 
     rid: str
     sampling: SamplingParams
@@ -57,6 +64,8 @@ class TextRequest(Message, frozen=True):
     token_ids: bytes | None = None
     chat: list[dict[str, Any]] | None = None
     cache_salt: str = ""
+    echo: bool = False
+    timeout_s: float | None = None
 
 
 class Abort(Message, frozen=True):
@@ -66,10 +75,14 @@ class Abort(Message, frozen=True):
 
 
 class Query(Message, frozen=True):
-    """Ask for something outside any request; answered by a `Reply` with the same id."""
+    """Ask for something outside any request; answered by a `Reply` with the same id.
+
+    The tokenizer answers `tokenize` and `detokenize`, the scheduler `info`, `metrics` and `flush_cache`.
+    """
 
     qid: int
     kind: str
+    body: dict[str, Any] = {}
 
 
 # ---- tokenizer -> scheduler (also Abort and Query)
@@ -82,6 +95,7 @@ class TokenRequest(Message, frozen=True):
     token_ids: bytes
     sampling: SamplingParams
     namespace: str
+    timeout_s: float | None = None
 
 
 class StopHit(Message, frozen=True):
@@ -144,11 +158,11 @@ class TokensOut(Message, frozen=True):
 
 
 class TextLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """A token as text and as bytes, its log probability (None for a first prompt token), and the best at its place."""
+    """A token as text and raw bytes, its log probability (None for a first prompt token), the best at its place."""
 
     token: int
     text: str
-    bytes: bytes
+    raw: bytes
     logprob: float | None
     top: list[TextLogprob] = []
 
@@ -170,10 +184,11 @@ class TextOut(Message, frozen=True):
 
 
 class Reply(Message, frozen=True):
-    """Answer to a `Query`."""
+    """Answer to a `Query`: `body`, or why there is none."""
 
     qid: int
-    body: dict[str, Any]
+    body: dict[str, Any] = {}
+    failed: RequestFailed | None = None
 
 
 # ---- scheduler <-> workers
@@ -271,7 +286,10 @@ class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(Message, frozen=True):
-    """Per row, the tokens accepted in the step, and the log probabilities asked for; from rank 0 only."""
+    """Per row, the tokens accepted in the step, and the log probabilities asked for; from rank 0 only.
+
+    `failed` rows got no token, for the reason given.
+    """
 
     number: int
     epoch: int
@@ -279,6 +297,7 @@ class StepResult(Message, frozen=True):
     tokens: list[tuple[int, list[int]]]
     logprobs: list[RowLogprobs] = []
     prompt_logprobs: list[RowLogprobs] = []
+    failed: list[tuple[int, str]] = []
 
 
 class WorkerReady(Message, frozen=True):

@@ -98,18 +98,20 @@ def describe_grid(spec: ModelSpec, grid: Grid, layout: Layout, dtype: str) -> li
     itemsize = ITEMSIZE[dtype]
     head = 2 * spec.head_dim * spec.num_layers * itemsize
     shards = grid.shards(spec.num_heads, spec.num_kv_heads)
-    padded = sum(heads.count(PADDING) for heads in (shard.kv_heads for shard in shards))
-    copies = len(shards) * len(shards[0].kv_heads) - padded - spec.num_kv_heads
-    queries = sum(rank.q_heads.count(PADDING) for rank in ranks)
+    places = sum(len(shard.kv_heads) for shard in shards)
+    padded = sum(shard.kv_heads.count(PADDING) for shard in shards)
+    copies = places - padded - spec.num_kv_heads
     if padded:
-        lines.append(f"padding: {padded} of {len(shards) * len(shards[0].kv_heads)} KV head places are zero, "
-                     f"{padded * head:,} bytes a token over the head shards")
+        lines.append(
+            f"padding: {padded} of {places} KV head places are zero, "
+            f"{padded * head:,} bytes a token over the head shards"
+        )
     if copies:
-        lines.append(f"replication: {copies} KV head(s) are held once more, "
-                     f"{copies * head:,} bytes a token over the head shards")
-    if queries:
-        weight = 2 * queries * spec.head_dim * spec.hidden_size * spec.num_layers * itemsize
-        lines.append(f"padding: {queries} query head places are zero, {weight:,} bytes of weights over all ranks")
+        lines.append(
+            f"replication: {places - padded} places hold {spec.num_kv_heads} KV head(s), "
+            f"{copies * head:,} bytes a token of copies over the head shards"
+        )
+    lines += _padded_weights(spec, grid, itemsize)
     if grid.dcp > 1:
         flat = page_bytes(spec, Grid(grid.tp, 1), Layout(layout.page_size), dtype) / layout.page_size
         if size >= flat:
@@ -118,3 +120,22 @@ def describe_grid(spec: ModelSpec, grid: Grid, layout: Layout, dtype: str) -> li
             lines.append(f"dcp {grid.dcp} fits {flat / size:.2f}x the tokens of dcp 1 "
                          f"({flat:,.0f} bytes a token and rank)")
     return lines
+
+
+def _padded_weights(spec: ModelSpec, grid: Grid, itemsize: int) -> list[str]:
+    """Zero weights over all ranks: query head places, MLP width, vocabulary rows."""
+    ranks = [grid.heads(Rank(r), spec.num_heads, spec.num_kv_heads) for r in range(grid.tp)]
+    queries = sum(rank.q_heads.count(PADDING) for rank in ranks)
+    width = grid.width(Rank(0), spec.intermediate_size).padded * grid.tp - spec.intermediate_size
+    vocab = grid.width(Rank(0), spec.vocab_size).padded * grid.tp - spec.vocab_size
+    heads = 1 if spec.tie_embeddings else 2
+    found = [
+        (queries, "query head places", 2 * spec.head_dim * spec.hidden_size * spec.num_layers),
+        (width, "columns of the MLP", 3 * spec.hidden_size * spec.num_layers),
+        (vocab, "rows of the vocabulary", heads * spec.hidden_size),
+    ]
+    return [
+        f"padding: {count} {what} are zero, {count * size * itemsize:,} bytes of weights over all ranks"
+        for count, what, size in found
+        if count
+    ]

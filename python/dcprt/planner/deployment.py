@@ -14,7 +14,7 @@ class Deployment:
     """One server or engine: the user's choices, the checkpoint's shape, and what follows from both.
 
     `directory` holds config.json, weights and tokenizer. `num_pages` includes page 0. `threads` are those of one
-    worker. `comm` names the collective backend.
+    worker. `comm` names the collective backend. `chat_template` replaces the model's own.
     """
 
     config: Config
@@ -27,6 +27,7 @@ class Deployment:
     num_pages: int
     comm: str
     threads: int
+    chat_template: str | None = None
 
     @property
     def grid(self) -> Grid:

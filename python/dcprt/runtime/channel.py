@@ -1,7 +1,7 @@
 """The line between parent and child: one inherited socket pair per child.
 
-The parent sends the launch message, the child reports ready or failed, and either end sees the other's death as the
-end of the stream.
+The parent sends the launch message and a goodbye, the child reports ready or failed, and either end sees the other's
+death as the end of the stream.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ class Launch(Message, frozen=True):
     run_dir: str
     rank: int = 0
     arenas: Arenas | None = None
+
+
+class Goodbye(Message, frozen=True):
+    """The child is to end; the parent waits for it, and cleans up."""
 
 
 class ChildReady(Message, frozen=True):

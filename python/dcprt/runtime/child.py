@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from dcprt.errors import DcprtError
 from dcprt.runtime import logs
-from dcprt.runtime.channel import Channel, ChildFailed, ChildReady, Launch
+from dcprt.runtime.channel import Channel, ChildFailed, ChildReady, Goodbye, Launch
 from dcprt.runtime.rundir import RunDir
 
 ROLES = MappingProxyType(
@@ -60,11 +60,11 @@ def _fail(channel: Channel, run_dir: RunDir, log: logging.Logger, reason: str) -
 
 
 def _end_with_parent(channel: Channel, run_dir: RunDir) -> None:
-    """End this process as soon as the parent closes its end, whatever else is going on here."""
+    """End this process as soon as the parent says so or is dead, whatever else is going on here."""
 
     def watch() -> None:
-        channel.recv(Launch)
-        run_dir.leave()
+        parent_is_dead = channel.recv(Goodbye) is None
+        run_dir.leave(patient=parent_is_dead)
         os._exit(0)
 
     threading.Thread(target=watch, name="parent watch", daemon=True).start()

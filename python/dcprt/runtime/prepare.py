@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from dcprt.comm.groups import default_backend
 from dcprt.config import Config
+from dcprt.errors import ConfigError
 from dcprt.planner import host
 from dcprt.planner.capacity import context_len, plan_capacity, resolve_dtype
 from dcprt.planner.deployment import Deployment
@@ -34,4 +36,16 @@ def prepare(config: Config, progress: Callable[[str], None]) -> Deployment:
         num_pages=capacity.num_pages,
         comm=default_backend(),
         threads=max(host.cores() // config.grid.ranks, 1),
+        chat_template=_read_template(config.model.chat_template),
     )
+
+
+def _read_template(path: str | None) -> str | None:
+    """Raises ConfigError."""
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise ConfigError(f"Cannot read the chat template {path}: {reason}.") from error

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
+from dcprt.errors import RequestError
 from dcprt.ids import Rank
 from dcprt.messages import client_id
+from dcprt.metrics import Metrics
 from dcprt.planner.capacity import Capacity, page_bytes
 from dcprt.planner.deployment import Deployment
 from dcprt.scheduler.request import Request
-from dcprt.scheduler.scheduler import Scheduler
+from dcprt.scheduler.scheduler import Counters, Scheduler
 
 log = logging.getLogger("dcprt")
 
@@ -33,32 +36,80 @@ def used_pages(scheduler: Scheduler) -> int:
     return scheduler.store.allocator.capacity - scheduler.store.available_pages
 
 
-class BusyLine:
-    """At most one log line a second, while there is work."""
+class Journal:
+    """Keeps log and metrics: a line per finished request, at most one busy line a second."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, scheduler: Scheduler) -> None:
         self._deployment = deployment
-        self._since = 0.0
-        self._prompt = self._generated = 0
+        self._scheduler = scheduler
+        self._metrics = Metrics()
+        size = page_bytes(deployment.spec, deployment.grid, deployment.layout, deployment.dtype)
+        self._metrics.kv_bytes.set(deployment.num_pages * size)
+        self._metrics.span_tokens.set(deployment.layout.span_tokens)
+        self._counted = Counters()
+        self._last_step: float | None = None
+        self._busy_since: float | None = None
+        self._busy = Counters()
 
-    def tick(self, scheduler: Scheduler, now: float) -> None:
-        elapsed = now - self._since
-        if elapsed < 1:
+    def produced(self, request: Request, now: float) -> None:
+        """A request got tokens."""
+        if request.first_token is None:
+            request.first_token = now
+            self._metrics.first_token.observe(now - request.arrival)
+        elif request.last_token is not None:
+            self._metrics.inter_token.observe(now - request.last_token)
+        request.last_token = now
+
+    def ended(self, request: Request, reason: str, now: float) -> None:
+        """A request had its last message."""
+        log.info("%s", finished_line(request, reason, now))
+        self._metrics.requests.labels(reason).inc()
+        self._metrics.end_to_end.observe(now - request.arrival)
+
+    def refused(self, rid: str, error: RequestError) -> None:
+        """A request was not accepted."""
+        log.info("request %s refused: %s", client_id(rid), error)
+        self._metrics.requests.labels("refused").inc()
+
+    def stepped(self, now: float) -> None:
+        """The workers have done a step."""
+        if self._last_step is not None:
+            self._metrics.step.observe(now - self._last_step)
+        self._last_step = None if self._scheduler.idle else now
+        self._busy_line(now)
+
+    def metrics_text(self) -> str:
+        """In Prometheus' text format."""
+        metrics, store = self._metrics, self._scheduler.store
+        metrics.running.set(len(self._scheduler.running))
+        metrics.waiting.set(len(self._scheduler.waiting))
+        metrics.pages.labels("free").set(store.allocator.free_pages)
+        metrics.pages.labels("cached").set(store.cache.evictable_pages)
+        metrics.pages.labels("in_use").set(used_pages(self._scheduler))
+        counters = self._scheduler.counters
+        for kind in ("prompt", "cached", "prefilled", "generated"):
+            name = f"{kind}_tokens"
+            metrics.tokens.labels(kind).inc(getattr(counters, name) - getattr(self._counted, name))
+        metrics.preemptions.inc(counters.preemptions - self._counted.preemptions)
+        metrics.hit_rate.set(counters.cached_tokens / max(counters.prompt_tokens, 1))
+        self._counted = dataclasses.replace(counters)
+        return metrics.text()
+
+    def _busy_line(self, now: float) -> None:
+        counters, since = self._scheduler.counters, self._busy_since
+        if since is not None and now - since < 1:
             return
-        counters = scheduler.counters
-        prompt, generated = counters.prefilled_tokens, counters.generated_tokens
-        if self._since and elapsed < 5:
-            used = used_pages(scheduler) * self._deployment.layout.span_tokens
+        if since is not None and now - since < 5:
             log.info(
                 "running %d, waiting %d, KV %d of %d tokens in use, prompt %.0f tok/s, generated %.1f tok/s",
-                len(scheduler.running),
-                len(scheduler.waiting),
-                used,
+                len(self._scheduler.running),
+                len(self._scheduler.waiting),
+                used_pages(self._scheduler) * self._deployment.layout.span_tokens,
                 self._deployment.capacity_tokens,
-                (prompt - self._prompt) / elapsed,
-                (generated - self._generated) / elapsed,
+                (counters.prefilled_tokens - self._busy.prefilled_tokens) / (now - since),
+                (counters.generated_tokens - self._busy.generated_tokens) / (now - since),
             )
-        self._since, self._prompt, self._generated = now, prompt, generated
+        self._busy_since, self._busy = now, dataclasses.replace(counters)
 
 
 def snapshot(scheduler: Scheduler, deployment: Deployment) -> dict[str, Any]:

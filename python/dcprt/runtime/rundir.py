@@ -11,12 +11,14 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from dcprt.errors import ConfigError
 
 PREFIX = f"dcprt-{os.getuid()}-"
 LOCK = "lock"
+PATIENCE_S = 2.0
 LONGEST = 107 - len("/plans-0000")
 
 
@@ -65,19 +67,28 @@ class RunDir:
         """
         return cls(Path(path), _hold(Path(path), 0))
 
-    def leave(self) -> None:
-        """Let go; remove the directory if nobody else is left."""
-        if self._lock < 0:
+    def leave(self, *, patient: bool = False) -> None:
+        """Let go; remove the directory if nobody else is left.
+
+        `patient` waits a moment for the others, which are ending too: a dying process closes its sockets before its
+        lock, so that whoever sees the end of a socket may be too early for the lock.
+        """
+        lock, self._lock = self._lock, -1
+        if lock < 0:
             return
-        fcntl.flock(self._lock, fcntl.LOCK_UN)  # else two that leave at once would each wait for the other to be last
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        end = time.monotonic() + (PATIENCE_S if patient else 0)
+        while not self._removed(lock) and time.monotonic() < end:
+            time.sleep(0.01)
+        os.close(lock)
+
+    def _removed(self, lock: int) -> bool:
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pass
-        else:
-            shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-        self._lock = -1
+            return not self.path.exists()
+        shutil.rmtree(self.path, ignore_errors=True)
+        return True
 
 
 def _hold(path: Path, flags: int) -> int:

@@ -96,8 +96,8 @@ class Runtime:
             self._context, endpoint(run_dir, "texts"), FromTokenizer
         )
         self._streams: dict[str, Stream] = {}
-        self._rids: set[str] = set()
-        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._wires: dict[str, str] = {}
+        self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._numbers = itertools.count()
         self._failed: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -126,7 +126,7 @@ class Runtime:
         """
         if self._failed is not None:
             raise RuntimeFailed(self._failed)
-        if request.rid in self._rids:
+        if request.rid in self._wires:
             raise RequestError(f"A request with id {request.rid!r} is running already.", param="rid")
         wire = wire_id(request.rid, next(self._numbers))
         try:
@@ -134,7 +134,7 @@ class Runtime:
         except (UnicodeEncodeError, OverflowError, TypeError, RecursionError) as error:
             param = "prompt" if request.chat is None else "messages"
             raise RequestError(f"The {param} cannot be encoded: {error}.", param=param) from error
-        self._rids.add(request.rid)
+        self._wires[request.rid] = wire
         stream = self._streams[wire] = Stream(self, request.rid, wire)
         return stream
 
@@ -142,23 +142,39 @@ class Runtime:
         """Drop a stream; with `abort`, end its request."""
         if self._streams.pop(stream.wire, None) is None:
             return
-        self._rids.discard(stream.rid)
+        self._wires.pop(stream.rid, None)
         if abort and self._failed is None:
             self._out.send([Abort(rid=stream.wire)])
 
-    async def query(self, kind: str) -> dict[str, Any]:
-        """Ask the scheduler.
+    def live_rids(self) -> list[str]:
+        """The ids of all live requests."""
+        return list(self._wires)
+
+    def abort(self, rid: str) -> bool:
+        """End a live request; its stream gets a last event. False if there is none with this id."""
+        wire = self._wires.get(rid)
+        if wire is None or self._failed is not None:
+            return False
+        self._out.send([Abort(rid=wire)])
+        return True
+
+    async def query(self, kind: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Ask tokenizer or scheduler; see `Query` for the kinds.
 
         Raises:
+            RequestError: the question makes no sense.
             RuntimeFailed: the server is going down.
         """
         if self._failed is not None:
             raise RuntimeFailed(self._failed)
         qid = next(self._numbers)
         future = self._replies[qid] = asyncio.get_running_loop().create_future()
-        self._out.send([Query(qid=qid, kind=kind)])
         try:
-            return dict(await future)
+            self._out.send([Query(qid=qid, kind=kind, body=body or {})])
+            reply: Reply = await future
+            if reply.failed is not None:
+                raise reply.failed.error()
+            return reply.body
         finally:
             self._replies.pop(qid, None)
 
@@ -179,7 +195,7 @@ class Runtime:
                 if isinstance(message, Reply):
                     future = self._replies.get(message.qid)
                     if future is not None and not future.done():
-                        future.set_result(message.body)
+                        future.set_result(message)
                 elif stream := self._streams.get(message.rid):
                     stream.queue.put_nowait(message)
 

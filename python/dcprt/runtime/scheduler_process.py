@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 import zmq
 
@@ -25,12 +26,11 @@ from dcprt.messages import (
     TokensOut,
     ToScheduler,
     WorkerReady,
-    client_id,
     unpack_tokens,
 )
 from dcprt.planner.deployment import Deployment
 from dcprt.runtime.channel import Launch
-from dcprt.runtime.report import BusyLine, finished_line, snapshot
+from dcprt.runtime.report import Journal, snapshot
 from dcprt.scheduler.core import Core
 from dcprt.scheduler.request import Request
 from dcprt.scheduler.scheduler import Limits, Scheduler
@@ -76,13 +76,13 @@ class SchedulerProcess:
         self._core = core
         self._scheduler = core.scheduler
         self._out = out
-        self._busy = BusyLine(deployment)
+        self._journal = Journal(deployment, core.scheduler)
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
 
     @property
     def idle(self) -> bool:
-        return self._scheduler.idle
+        return self._core.idle
 
     def handle(self, message: ToScheduler) -> None:
         """One message from the tokenizer."""
@@ -91,9 +91,9 @@ class SchedulerProcess:
         elif isinstance(message, Abort):
             self._abort(message.rid)
         elif isinstance(message, StopHit):
-            self._stop(message)
+            self._end(message.rid, "stop")
         elif isinstance(message, Query):
-            self._out.send([Reply(qid=message.qid, body=snapshot(self._scheduler, self._deployment))])
+            self._out.send([Reply(qid=message.qid, body=self._answer(message.kind))])
 
     def step(self) -> None:
         """Compute one step and send its tokens."""
@@ -101,22 +101,41 @@ class SchedulerProcess:
         now = time.monotonic()
         for output in outputs:
             request = self._requests[output.rid]
-            request.first_token = request.first_token or now
+            if isinstance(output, RequestFailed):
+                self._journal.ended(self._requests.pop(output.rid), "failed", now)
+                continue
+            self._journal.produced(request, now)
             if output.finish:
-                self._done(request, output.finish.reason)
+                self._journal.ended(self._requests.pop(output.rid), output.finish.reason, now)
         self._out.send(outputs)
-        self._busy.tick(self._scheduler, now)
+        self._journal.stepped(now)
+
+    def end_overdue(self) -> None:
+        """Fail the requests whose time is up."""
+        now = time.monotonic()
+        for request in list(self._requests.values()):
+            if request.deadline is not None and request.deadline < now:
+                self._end(request.rid, "timeout")
+                message = f"The request took longer than its {request.deadline - request.arrival:g} s."
+                self._out.send([RequestFailed(rid=request.rid, message=message, status=408, code="timeout")])
 
     def _add(self, message: TokenRequest) -> None:
         try:
+            self._check_queue()
             request = self._request(message)
             self._scheduler.add(request)
         except RequestError as error:
-            log.info("request %s refused: %s", client_id(message.rid), error)
+            self._journal.refused(message.rid, error)
             self._out.send([RequestFailed.of(message.rid, error)])
             return
         self._requests[request.rid] = request
         self._out.send([Accepted(rid=request.rid, prompt_len=request.prompt_len)])
+
+    def _check_queue(self) -> None:
+        limit, waiting = self._deployment.config.schedule.max_queued_requests, len(self._scheduler.waiting)
+        free = self._scheduler.free_rows
+        if limit is not None and waiting - free >= limit:
+            raise RequestError(f"{waiting} requests wait already; at most {limit} may.", status=503, code="queue_full")
 
     def _request(self, message: TokenRequest) -> Request:
         """Validate; raises RequestError."""
@@ -127,6 +146,9 @@ class SchedulerProcess:
             wrong = next(t for t in tokens if not 0 <= t < limits.vocab_size)
             raise RequestError(f"Token id {wrong} is not in the vocabulary of {limits.vocab_size}.", param="prompt")
         self._arrivals += 1
+        now, timeout = time.monotonic(), message.timeout_s
+        if timeout is None:
+            timeout = self._deployment.config.schedule.request_timeout
         return Request(
             rid=message.rid,
             tokens=tokens,
@@ -135,7 +157,8 @@ class SchedulerProcess:
             sampling=message.sampling,
             seed=self._seed(message),
             namespace=message.namespace,
-            arrival=time.monotonic(),
+            arrival=now,
+            deadline=None if timeout is None else now + timeout,
         )
 
     def _seed(self, message: TokenRequest) -> int:
@@ -146,21 +169,26 @@ class SchedulerProcess:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
     def _abort(self, rid: str) -> None:
-        request = self._scheduler.end(rid)
+        request = self._end(rid, "abort")
         if request is not None:
-            self._done(request, "abort")
             finish = Finish(reason="abort")
             self._out.send([TokensOut(rid=rid, token_ids=[], usage=request.usage, finish=finish)])
 
-    def _stop(self, message: StopHit) -> None:
-        """The client has its last message already; here only the pages remain."""
-        request = self._scheduler.end(message.rid)
+    def _end(self, rid: str, reason: str) -> Request | None:
+        """End a live request and free all it has; None if there is none."""
+        request = self._scheduler.end(rid)
         if request is not None:
-            self._done(request, "stop")
+            self._journal.ended(self._requests.pop(rid), reason, time.monotonic())
+        return request
 
-    def _done(self, request: Request, reason: str) -> None:
-        del self._requests[request.rid]
-        log.info("%s", finished_line(request, reason, time.monotonic()))
+    def _answer(self, kind: str) -> dict[str, Any]:
+        if kind == "metrics":
+            return {"text": self._journal.metrics_text()}
+        if kind == "flush_cache":
+            pages = self._scheduler.store.cache.flush()
+            return {"flushed_tokens": pages * self._deployment.layout.span_tokens}
+        assert kind == "info", kind
+        return snapshot(self._scheduler, self._deployment)
 
 
 def run(launch: Launch, ready: Callable[[], None]) -> None:
@@ -177,7 +205,8 @@ def run(launch: Launch, ready: Callable[[], None]) -> None:
         eos_token_ids=frozenset(deployment.spec.eos_token_ids),
     )
     store = KVStore(deployment.layout, deployment.num_pages, reuse=not deployment.config.kv.disable_radix_cache)
-    core = Core(Scheduler(store, deployment.config.schedule, limits), executor)
+    schedule = deployment.config.schedule
+    core = Core(Scheduler(store, schedule, limits), executor, ahead=0 if schedule.disable_overlap_schedule else 1)
     process = SchedulerProcess(deployment, core, out)
     executor.wait_ready()
     ready()
@@ -185,4 +214,5 @@ def run(launch: Launch, ready: Callable[[], None]) -> None:
         for message in inbox.poll(wait=process.idle):
             process.handle(message)
         if not process.idle:
+            process.end_overdue()
             process.step()

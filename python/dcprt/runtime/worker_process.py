@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import zmq
 
+from dcprt.errors import DcprtError, RuntimeFailed
 from dcprt.ids import Rank
 from dcprt.messages import StepPlan, WorkerReady
 from dcprt.runtime.channel import Launch
@@ -33,7 +34,7 @@ def run(launch: Launch, ready: Callable[[], None]) -> None:
         deployment.comm, rank, grid.tp, grid.dcp, arenas=launch.arenas, directory=launch.run_dir
     )
     start = time.monotonic()
-    worker = build_worker(deployment, rank, groups)
+    worker = build_worker(deployment, rank, groups, _Progress())
     log.info("weights loaded in %.1f s (%s)", time.monotonic() - start, deployment.dtype)
     groups.world.barrier()
     ready()
@@ -42,8 +43,23 @@ def run(launch: Launch, ready: Callable[[], None]) -> None:
         for plan in plans.poll(wait=True):
             try:
                 result = worker.execute(plan)
-            except Exception:
-                log.error("failed in step %d", plan.number)
-                raise
+            except DcprtError as error:
+                raise RuntimeFailed(f"failed in step {plan.number}: {error}") from error
+            except Exception as error:
+                log.exception("failed in step %d", plan.number)
+                raise RuntimeFailed(f"failed in step {plan.number}: {type(error).__name__}: {error}") from error
             if rank == 0:
                 results.send([result])
+
+
+class _Progress:
+    """Says once a second how far a long load is."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._said >= 1 and done < total:
+            log.info("loading weights, %d of %d tensors", done, total)
+            self._said = now

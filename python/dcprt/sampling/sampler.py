@@ -33,11 +33,22 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 11) / 2**53
 
 
+FAILED = -1
+"""Stands for the token of a row that could not be sampled."""
+
+
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """float32 logits [rows, vocab] to one token a row; the logits are left as they are."""
+    """float32 logits [rows, vocab] to one token a row; the logits are left as they are.
+
+    A row whose logits have no finite maximum gets `FAILED`; the others do not notice.
+    """
     tokens: list[int] = logits.argmax(-1).tolist()
+    sound: list[bool] = logits.amax(-1).isfinite().tolist()
     for i, row in enumerate(rows):
         own = logits[i]
+        if not sound[i]:
+            tokens[i] = FAILED
+            continue
         changed = adjusted(own, row)
         if row.params.temperature > 0:
             tokens[i] = _draw(changed, row)

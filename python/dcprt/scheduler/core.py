@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from dcprt.messages import StepPlan, TokensOut
+from dcprt.messages import RequestFailed, StepPlan, TokensOut
 from dcprt.scheduler.executor import Executor, PlanWriter
 from dcprt.scheduler.scheduler import Scheduler
 
@@ -28,7 +28,7 @@ class Core:
         """Nothing to plan and nothing under way."""
         return self.scheduler.idle and not self._flights
 
-    def step(self) -> list[TokensOut]:
+    def step(self) -> list[TokensOut | RequestFailed]:
         """Send the next plan, if there is one, and take the result that is due, if there is one."""
         body = self.scheduler.plan()
         if body is not None:
@@ -39,7 +39,7 @@ class Core:
             return self._apply()
         return []
 
-    def _apply(self) -> list[TokensOut]:
+    def _apply(self) -> list[TokensOut | RequestFailed]:
         plan, result = self._flights.popleft(), self._executor.result()
         assert (result.number, result.digest) == (plan.number, plan.digest), (result.number, plan.number)
-        return self.scheduler.apply(result.tokens, result.logprobs, result.prompt_logprobs)
+        return self.scheduler.apply(result.tokens, result.logprobs, result.prompt_logprobs, result.failed)

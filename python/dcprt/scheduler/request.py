@@ -39,6 +39,7 @@ class Request:
     seed: int
     namespace: str = ""
     arrival: float = 0.0
+    deadline: float | None = None
 
     state: State = State.WAITING
     computed_len: int = 0
@@ -51,6 +52,7 @@ class Request:
     row: Row | None = None
     preemptions: int = 0
     first_token: float | None = None
+    last_token: float | None = None
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
 
     @property

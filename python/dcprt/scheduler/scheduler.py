@@ -14,6 +14,7 @@ from dcprt.messages import (
     Finish,
     PageCopy,
     PlanBody,
+    RequestFailed,
     RowAdd,
     RowGrowth,
     RowLogprobs,
@@ -141,6 +142,11 @@ class Scheduler:
     def idle(self) -> bool:
         return not self._live
 
+    @property
+    def free_rows(self) -> int:
+        """Requests that could be admitted as far as rows go."""
+        return len(self._free_rows)
+
     def add(self, request: Request) -> None:
         """Queue a request.
 
@@ -188,15 +194,19 @@ class Scheduler:
         tokens: Sequence[tuple[int, list[int]]],
         logprobs: Sequence[RowLogprobs] = (),
         prompt_logprobs: Sequence[RowLogprobs] = (),
-    ) -> list[TokensOut]:
+        failed: Sequence[tuple[int, str]] = (),
+    ) -> list[TokensOut | RequestFailed]:
         """Take the result of the oldest plan in flight; returns what clients get."""
         draft = self._flights.popleft()
         accepted, found = dict(tokens), {entry.row: entry.tokens for entry in logprobs}
-        scored = {entry.row: entry for entry in prompt_logprobs}
-        outputs = []
+        scored, reasons = {entry.row: entry for entry in prompt_logprobs}, dict(failed)
+        outputs: list[TokensOut | RequestFailed] = []
         for work in draft.work:
             request, row = work.request, work.row_work.row
             if not work.is_current:
+                continue
+            if row in reasons:
+                outputs.append(self._fail(request, reasons[row]))
                 continue
             if entry := scored.get(row):
                 request.prompt_logprobs.update(enumerate(entry.tokens, entry.position))
@@ -224,6 +234,12 @@ class Scheduler:
             if work.prompt:
                 self.counters.prefilled_tokens += work.row_work.num_tokens
                 self.store.share(request)
+
+    def _fail(self, request: Request, reason: str) -> RequestFailed:
+        """This request alone."""
+        self.end(request.rid)
+        where = len(request.tokens)
+        return RequestFailed(rid=request.rid, message=f"Token {where} cannot be chosen: {reason}.", status=500)
 
     def _accept(self, request: Request, tokens: list[int], logprobs: list[TokenLogprobs]) -> TokensOut:
         finish = None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 import dcprt
 from dcprt.errors import DcprtError
-from dcprt.server import generate, openai
-from dcprt.server.http import BearerAuth, ClientGone, json_response, on_error, on_gone, on_http, on_invalid
+from dcprt.server import control, generate, openai
+from dcprt.server.http import BearerAuth, ClientGone, on_error, on_gone, on_http, on_invalid
 from dcprt.server.service import Service
 
 
@@ -19,31 +18,12 @@ def build_app(service: Service, api_key: str | None) -> FastAPI:
     app = FastAPI(title="dcprt", version=dcprt.__version__)
     app.include_router(openai.router(service))
     app.include_router(generate.router(service))
+    app.include_router(control.router(service))
     app.add_exception_handler(DcprtError, on_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(ClientGone, on_gone)
     if api_key is not None:
         app.add_middleware(BearerAuth, key=api_key)
-
-    @app.get("/health")
-    async def health() -> Response:
-        return Response(status_code=200 if service.is_ready else 503)
-
-    @app.get("/server_info")
-    async def server_info() -> Response:
-        runtime = service.get()
-        deployment = runtime.deployment
-        state = await runtime.query("info")
-        return json_response(
-            {
-                "version": dcprt.__version__,
-                "model": deployment.model_name,
-                "dtype": deployment.dtype,
-                "context_len": deployment.context_len,
-                "comm": deployment.comm,
-                **state,
-            }
-        )
 
     return app

@@ -6,11 +6,12 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from dcprt.errors import RequestError
-from dcprt.messages import TextRequest
+from dcprt.messages import TextLogprob, TextRequest
 from dcprt.runtime.runtime import Stream
 from dcprt.server.http import DONE, EventStream, event, json_response, while_connected
 from dcprt.server.protocol import GenerateBody
@@ -18,21 +19,43 @@ from dcprt.server.service import Choice, Service, new_id, text_request
 
 
 def _requests(body: GenerateBody) -> list[TextRequest]:
-    """Raises RequestError."""
+    """`n` requests a prompt. Raises RequestError."""
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.", param="text")
-    prompts = body.prompts()
-    if body.rid is None:
+    prompts, n = body.prompts(), body.sampling_params.n
+    rids = [body.rid] if isinstance(body.rid, str) else body.rid
+    if rids is None:
         rids = [new_id("gen") for _ in prompts]
-    else:
-        rids = [body.rid] if isinstance(body.rid, str) else body.rid
     if len(rids) != len(prompts):
         raise RequestError(f"There are {len(prompts)} prompts and {len(rids)} rids.", param="rid")
-    sampling = body.sampling_params.sampling()
-    return [text_request(rid, p, sampling, body.cache_salt) for rid, p in zip(rids, prompts, strict=True)]
+    sampling = body.sampling_params.sampling(*body.wanted_logprobs())
+    requests = []
+    for rid, prompt in zip(rids, prompts, strict=True):
+        for i in range(n):
+            own = msgspec.structs.replace(sampling, seed=None if sampling.seed is None else sampling.seed + i)
+            request = text_request(rid if n == 1 else f"{rid}-{i}", prompt, own)
+            requests.append(
+                msgspec.structs.replace(request, cache_salt=body.cache_salt or "", timeout_s=body.timeout)
+            )
+    return requests
 
 
-def _answer(rid: str, choice: Choice, start: float) -> dict[str, Any]:
+def _scored(entries: Sequence[TextLogprob]) -> list[list[Any]]:
+    """SGLang's triples: log probability, token id, text."""
+    return [[entry.logprob, entry.token, entry.text] for entry in entries]
+
+
+def _logprobs(choice: Choice, body: GenerateBody) -> dict[str, Any]:
+    prompt = choice.prompt_logprobs[max(body.logprob_start_len, 0) :]
+    return {
+        "input_token_logprobs": _scored(prompt),
+        "output_token_logprobs": _scored(choice.logprobs),
+        "input_top_logprobs": [_scored(entry.top) for entry in prompt],
+        "output_top_logprobs": [_scored(entry.top) for entry in choice.logprobs],
+    }
+
+
+def _answer(rid: str, choice: Choice, start: float, body: GenerateBody) -> dict[str, Any]:
     finish = choice.finish
     reason: dict[str, Any] | None = None
     if finish is not None:
@@ -51,19 +74,20 @@ def _answer(rid: str, choice: Choice, start: float) -> dict[str, Any]:
             "completion_tokens": choice.usage.completion_tokens,
             "cached_tokens": choice.usage.cached_tokens,
             "e2e_latency": time.monotonic() - start,
+            **(_logprobs(choice, body) if body.return_logprob else {}),
         },
     }
 
 
 async def _events(
-    service: Service, streams: Sequence[Stream], start: float, *, batch: bool
+    service: Service, streams: Sequence[Stream], start: float, body: GenerateBody
 ) -> AsyncIterator[bytes]:
     """Each event has everything so far, as SGLang's has; those of a batch tell their index."""
-    choices = [Choice(stream.prompt_len) for stream in streams]
+    choices = [Choice.of(stream) for stream in streams]
     async for index, item in service.events(streams):
         choices[index].add(item)
-        answer = _answer(streams[index].rid, choices[index], start)
-        yield event({**answer, "index": index} if batch else answer)
+        answer = _answer(streams[index].rid, choices[index], start, body)
+        yield event({**answer, "index": index} if body.is_batch else answer)
     yield DONE
 
 
@@ -75,11 +99,12 @@ def router(service: Service) -> APIRouter:
     async def generate(body: GenerateBody, http: Request) -> Response:
         start = time.monotonic()
         requests = _requests(body)
+        group = body.rid if isinstance(body.rid, str) else ""
         if body.stream:
-            streams = await while_connected(http.receive, service.start(requests))
-            return EventStream(_events(service, streams, start, batch=body.is_batch))
-        choices = await while_connected(http.receive, service.collect(requests))
-        answers = [_answer(r.rid, choice, start) for r, choice in zip(requests, choices, strict=True)]
+            streams = await while_connected(http.receive, service.start(requests, group))
+            return EventStream(_events(service, streams, start, body))
+        choices = await while_connected(http.receive, service.collect(requests, group))
+        answers = [_answer(r.rid, choice, start, body) for r, choice in zip(requests, choices, strict=True)]
         return json_response(answers if body.is_batch else answers[0])
 
     return routes

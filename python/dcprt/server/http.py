@@ -55,7 +55,8 @@ def error_status(error: DcprtError) -> int:
 async def on_error(_: Request, error: Exception) -> Response:
     """A `DcprtError` as an answer."""
     assert isinstance(error, DcprtError)
-    return json_response(error_body(error), error_status(error))
+    status = error_status(error)
+    return json_response(error_body(error), status, {"Retry-After": "1"} if status == 503 else None)
 
 
 async def on_invalid(_: Request, error: Exception) -> Response:

@@ -7,8 +7,8 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from dcprt.errors import RequestError, RuntimeFailed, did_you_mean
-from dcprt.messages import Finish, TextOut, TextRequest, Usage, pack_tokens
+from dcprt.errors import DcprtError, RequestError, RuntimeFailed, did_you_mean
+from dcprt.messages import Finish, TextLogprob, TextOut, TextRequest, Usage, pack_tokens
 from dcprt.params import SamplingParams
 from dcprt.runtime.runtime import Runtime, Stream
 from dcprt.server.protocol import Prompt
@@ -18,17 +18,32 @@ from dcprt.server.protocol import Prompt
 class Choice:
     """What one request has produced so far."""
 
-    prompt_len: int = 0
+    usage: Usage
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    usage: Usage = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
     finish: Finish | None = None
+    logprobs: list[TextLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TextLogprob] = field(default_factory=list)
+    prompt_text: str = ""
 
-    def add(self, event: TextOut) -> None:
-        self.text += event.text
-        self.token_ids += event.token_ids
-        self.usage = event.usage
-        self.finish = event.finish
+    @classmethod
+    def of(cls, stream: Stream) -> Choice:
+        """Nothing yet."""
+        return cls(Usage(prompt_tokens=stream.prompt_len, completion_tokens=0, cached_tokens=0))
+
+    @property
+    def scored_text_len(self) -> int:
+        """Characters of the tokens with log probabilities so far."""
+        return sum(len(entry.text) for entry in (*self.prompt_logprobs, *self.logprobs))
+
+    def add(self, item: TextOut) -> None:
+        self.text += item.text
+        self.token_ids += item.token_ids
+        self.usage = item.usage
+        self.finish = item.finish
+        self.logprobs += item.logprobs
+        self.prompt_logprobs += item.prompt_logprobs
+        self.prompt_text += item.prompt_text
 
 
 class Service:
@@ -39,6 +54,7 @@ class Service:
         self.runtime: Runtime | None = None
         self.stopping = False
         self.live = 0
+        self._groups: dict[str, list[str]] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -65,8 +81,10 @@ class Service:
                 code="model_not_found",
             )
 
-    async def start(self, requests: Sequence[TextRequest]) -> list[Stream]:
+    async def start(self, requests: Sequence[TextRequest], group: str = "") -> list[Stream]:
         """Submit all, and wait until all are accepted; if one is refused, none goes on.
+
+        `group` is a name under which all of them can be aborted, as long as one is live.
 
         Raises:
             RequestError, RuntimeFailed.
@@ -75,12 +93,25 @@ class Service:
         streams: list[Stream] = []
         try:
             streams.extend(runtime.submit(request) for request in requests)
+            if group and len(requests) > 1:
+                self._groups[group] = [request.rid for request in requests]
             await asyncio.gather(*(stream.accepted() for stream in streams))
         except BaseException:
+            self._groups.pop(group, None)
             for stream in streams:
                 stream.close()
             raise
         return streams
+
+    def abort(self, rid: str) -> int:
+        """Abort the live request with this id, or all of the group; returns how many."""
+        runtime = self.get()
+        return sum(runtime.abort(one) for one in [rid, *self._groups.get(rid, ())])
+
+    def abort_all(self) -> int:
+        """Abort everything; returns how many."""
+        runtime = self.get()
+        return sum(runtime.abort(rid) for rid in runtime.live_rids())
 
     async def events(self, streams: Sequence[Stream]) -> AsyncIterator[tuple[int, TextOut]]:
         """The events of several streams as they come, each with the index of its stream."""
@@ -91,7 +122,7 @@ class Service:
                 async for item in stream:
                     merged.put_nowait((index, item))
                 merged.put_nowait((index, None))
-            except RuntimeFailed as error:
+            except DcprtError as error:
                 merged.put_nowait((index, error))
 
         self.live += 1
@@ -113,21 +144,23 @@ class Service:
             await asyncio.gather(*tasks, return_exceptions=True)
             for stream in streams:
                 stream.close()
+            mine = {stream.rid for stream in streams}
+            self._groups = {name: rids for name, rids in self._groups.items() if not mine.intersection(rids)}
 
-    async def collect(self, requests: Sequence[TextRequest]) -> list[Choice]:
+    async def collect(self, requests: Sequence[TextRequest], group: str = "") -> list[Choice]:
         """Everything at once."""
-        streams = await self.start(requests)
-        choices = [Choice(stream.prompt_len) for stream in streams]
+        streams = await self.start(requests, group)
+        choices = [Choice.of(stream) for stream in streams]
         async for index, item in self.events(streams):
             choices[index].add(item)
         return choices
 
 
-def text_request(rid: str, prompt: Prompt, sampling: SamplingParams, salt: str | None) -> TextRequest:
+def text_request(rid: str, prompt: Prompt, sampling: SamplingParams) -> TextRequest:
     """A request for a text or for token ids."""
     if isinstance(prompt, str):
-        return TextRequest(rid=rid, prompt=prompt, sampling=sampling, cache_salt=salt or "")
-    return TextRequest(rid=rid, token_ids=pack_tokens(prompt), sampling=sampling, cache_salt=salt or "")
+        return TextRequest(rid=rid, prompt=prompt, sampling=sampling)
+    return TextRequest(rid=rid, token_ids=pack_tokens(prompt), sampling=sampling)
 
 
 def new_id(kind: str) -> str:

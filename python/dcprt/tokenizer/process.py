@@ -6,8 +6,7 @@ Long prompts are encoded in a thread (the library lets go of the GIL), so that t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvloop
@@ -19,6 +18,8 @@ from dcprt.messages import (
     Finish,
     FromScheduler,
     FromTokenizer,
+    Query,
+    Reply,
     RequestFailed,
     StopHit,
     TextOut,
@@ -28,25 +29,15 @@ from dcprt.messages import (
     ToTokenizer,
     Usage,
     pack_tokens,
+    unpack_tokens,
 )
-from dcprt.params import SamplingParams
 from dcprt.runtime.channel import Launch
-from dcprt.tokenizer.detokenizer import Detokenizer
-from dcprt.tokenizer.stops import StopMatcher
+from dcprt.tokenizer.output import OutputText
 from dcprt.tokenizer.text import TextCodec
 from dcprt.wire import AsyncReceiver, Sender, endpoint
 
 LONG_TEXT = 4096
 """Characters from which on a prompt is encoded in a thread."""
-
-
-@dataclass
-class TextState:
-    """What is known of a live request: how far its text has come."""
-
-    sampling: SamplingParams
-    detokenizer: Detokenizer | None
-    stops: StopMatcher
 
 
 class TokenizerProcess:
@@ -56,13 +47,15 @@ class TokenizerProcess:
         self._codec = codec
         self._to_scheduler = to_scheduler
         self._to_client = to_client
-        self._live: dict[str, TextState] = {}
+        self._live: dict[str, OutputText] = {}
         self._encoding: dict[str, asyncio.Task[None]] = {}
 
     def from_client(self, message: ToTokenizer) -> None:
         """One message from the client side."""
         if isinstance(message, TextRequest):
             self._start(message)
+        elif isinstance(message, Query) and message.kind in ("tokenize", "detokenize"):
+            self._to_client.send([self._answer(message)])
         elif isinstance(message, Abort) and (task := self._encoding.pop(message.rid, None)):
             task.cancel()
             self._abort_unsent(message.rid)
@@ -74,8 +67,8 @@ class TokenizerProcess:
         answers: list[FromTokenizer] = []
         for message in messages:
             if isinstance(message, TokensOut):
-                if state := self._live.get(message.rid):
-                    answers.append(self._text(message, state))
+                if output := self._live.get(message.rid):
+                    answers.append(self._text(message, output))
             else:
                 if isinstance(message, RequestFailed):
                     self._live.pop(message.rid, None)
@@ -102,12 +95,24 @@ class TokenizerProcess:
         if isinstance(result, RequestError):
             self._to_client.send([RequestFailed.of(request.rid, result)])
             return
-        detokenizer = Detokenizer(self._codec, request.sampling.skip_special_tokens) if self._codec else None
-        self._live[request.rid] = TextState(request.sampling, detokenizer, StopMatcher(request.sampling.stop))
+        prompt: Sequence[int] = ()
+        if request.echo or request.sampling.prompt_logprobs is not None:
+            prompt = unpack_tokens(result)
+        echo = self._echo(request, prompt) if request.echo else ""
+        self._live[request.rid] = OutputText(self._codec, request.sampling, prompt, echo)
         message = TokenRequest(
-            rid=request.rid, token_ids=result, sampling=request.sampling, namespace=request.cache_salt
+            rid=request.rid,
+            token_ids=result,
+            sampling=request.sampling,
+            namespace=request.cache_salt,
+            timeout_s=request.timeout_s,
         )
         self._to_scheduler.send([message])
+
+    def _echo(self, request: TextRequest, prompt: Sequence[int]) -> str:
+        if request.prompt is not None or self._codec is None:
+            return request.prompt or ""
+        return self._codec.decode(prompt, request.sampling.skip_special_tokens)
 
     def _encode_safely(self, request: TextRequest) -> bytes | RequestError:
         try:
@@ -134,41 +139,30 @@ class TokenizerProcess:
         finish = Finish(reason="abort")
         self._to_client.send([TextOut(rid=rid, text="", token_ids=[], usage=usage, finish=finish)])
 
-    def _text(self, message: TokensOut, state: TextState) -> TextOut:
-        """Text of new tokens; ends the request where a stop string is complete."""
-        text, used = "", 0
-        for token in message.token_ids:
-            used += 1
-            if message.finish and message.finish.matched == token and used == len(message.token_ids):
-                break  # the end token itself has no text
-            if state.detokenizer:
-                text += state.stops.push(state.detokenizer.push([token]))
-            if state.stops.matched is not None:
-                return self._stopped(message, state, text, used)
-        if message.finish:
-            if state.detokenizer:
-                text += state.stops.push(state.detokenizer.flush())
-                if state.stops.matched is not None:
-                    return self._stopped(message, state, text, used)
-                text += state.stops.flush()
+    def _text(self, message: TokensOut, output: OutputText) -> TextOut:
+        """A request that a stop string has ended is over here; the scheduler learns it, unless it knows."""
+        text = output.push(message)
+        if text.finish:
             del self._live[message.rid]
-        return TextOut(
-            rid=message.rid, text=text, token_ids=message.token_ids, usage=message.usage, finish=message.finish
-        )
+            if not message.finish:
+                self._to_scheduler.send([StopHit(rid=message.rid, completion_tokens=text.usage.completion_tokens)])
+        return text
 
-    def _stopped(self, message: TokensOut, state: TextState, text: str, used: int) -> TextOut:
-        """The request is over here; the scheduler learns it, unless it has ended the request itself."""
-        surplus = len(message.token_ids) - used
-        usage = Usage(
-            prompt_tokens=message.usage.prompt_tokens,
-            completion_tokens=message.usage.completion_tokens - surplus,
-            cached_tokens=message.usage.cached_tokens,
-        )
-        del self._live[message.rid]
-        if not message.finish:
-            self._to_scheduler.send([StopHit(rid=message.rid, completion_tokens=usage.completion_tokens)])
-        finish = Finish(reason="stop", matched=state.stops.matched)
-        return TextOut(rid=message.rid, text=text, token_ids=message.token_ids[:used], usage=usage, finish=finish)
+    def _answer(self, query: Query) -> Reply:
+        """`tokenize` and `detokenize`: token ids of a text or chat, text of token ids."""
+        try:
+            if self._codec is None:
+                raise RequestError("The server runs with --skip-tokenizer-init: it knows token ids only.")
+            if query.kind == "detokenize":
+                skip = bool(query.body.get("skip_special_tokens", True))
+                return Reply(qid=query.qid, body={"text": self._codec.decode(query.body["tokens"], skip)})
+            if query.body.get("chat") is not None:
+                tokens = self._codec.encode_chat(query.body["chat"])
+            else:
+                tokens = self._codec.encode(query.body["text"], bool(query.body.get("add_special_tokens", True)))
+        except RequestError as error:
+            return Reply(qid=query.qid, failed=RequestFailed.of("", error))
+        return Reply(qid=query.qid, body={"tokens": tokens})
 
 
 async def serve(launch: Launch, ready: Callable[[], None]) -> None:
@@ -179,7 +173,7 @@ async def serve(launch: Launch, ready: Callable[[], None]) -> None:
     requests: AsyncReceiver[ToTokenizer] = AsyncReceiver(context, endpoint(run_dir, "requests"), ToTokenizer)
     tokens: AsyncReceiver[FromScheduler] = AsyncReceiver(context, endpoint(run_dir, "tokens"), FromScheduler)
     skip = launch.deployment.config.model.skip_tokenizer_init
-    codec = None if skip else TextCodec(Path(launch.deployment.directory))
+    codec = None if skip else TextCodec(Path(launch.deployment.directory), launch.deployment.chat_template)
     process = TokenizerProcess(
         codec,
         to_scheduler=Sender(plain, endpoint(run_dir, "scheduler")),

@@ -35,13 +35,13 @@ class TextCodec:
         ModelError: a file is missing or damaged, or the decoder is of a kind that is not known; names it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, chat_template: str | None = None) -> None:
         self._directory = directory
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
         self._decoder = _Decoder(self._tokenizer, directory / "tokenizer.json")
         config = _read_json(directory / "tokenizer_config.json")
         self._special = _special_tokens(config, _read_json(directory / "special_tokens_map.json"))
-        self._templates = _chat_templates(directory, config)
+        self._templates = {"default": chat_template} if chat_template else _chat_templates(directory, config)
         self._compiled: dict[str, jinja2.Template] = {}
         self._missing_bos = self._find_missing_bos(config.get("add_bos_token"))
 

@@ -10,7 +10,7 @@ from dcprt.comm.groups import Groups
 from dcprt.kv.pool import KVPool
 from dcprt.messages import RowLogprobs, StepPlan, StepResult, TokenLogprobs
 from dcprt.models.base import Model
-from dcprt.sampling.sampler import logprobs, sample
+from dcprt.sampling.sampler import FAILED, logprobs, sample
 from dcprt.scheduler.executor import PlanReader
 from dcprt.worker.rows import RowTable, ScoredPrompt, Step
 
@@ -48,10 +48,13 @@ class Worker:
         scored = [self._score(prompt, hidden) for prompt in step.scored]
         tokens, logprobs = self._choose(step, hidden)
         self._rows.advance(body, dict(tokens))
-        return msgspec.structs.replace(result, tokens=tokens, logprobs=logprobs, prompt_logprobs=scored)
+        failed = [(row, "its logits are not finite") for row in step.yielding if row not in dict(tokens)]
+        return msgspec.structs.replace(
+            result, tokens=tokens, logprobs=logprobs, prompt_logprobs=scored, failed=failed
+        )
 
     def _choose(self, step: Step, hidden: Tensor) -> tuple[list[tuple[int, list[int]]], list[RowLogprobs]]:
-        """Rank 0 samples; all ranks learn the tokens."""
+        """Rank 0 samples; all ranks learn the tokens. Rows that cannot be sampled get none."""
         if not step.yielding:
             return [], []
         logits = self._model.logits(hidden[step.logit_index])
@@ -62,12 +65,13 @@ class Worker:
             ids = torch.tensor(chosen)
             found = self._logprobs(step, logits, chosen)
         ids = self._groups.world.broadcast(ids)
-        return [(row, [token]) for row, token in zip(step.yielding, ids.tolist(), strict=True)], found
+        tokens = zip(step.yielding, ids.tolist(), strict=True)
+        return [(row, [token]) for row, token in tokens if token != FAILED], found
 
     @staticmethod
     def _logprobs(step: Step, logits: Tensor, chosen: list[int]) -> list[RowLogprobs]:
         """Log probabilities of the chosen tokens, for the rows that want them."""
-        wanted = [i for i, row in enumerate(step.samples) if row.params.logprobs >= 0]
+        wanted = [i for i, row in enumerate(step.samples) if row.params.logprobs >= 0 and chosen[i] != FAILED]
         if not wanted:
             return []
         counts = [step.samples[i].params.logprobs for i in wanted]

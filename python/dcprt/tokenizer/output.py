@@ -1,0 +1,85 @@
+"""The text side of one running request: tokens in, whole characters out, ended by stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dcprt.messages import Finish, TextLogprob, TextOut, TokenLogprobs, TokensOut
+from dcprt.params import SamplingParams
+from dcprt.tokenizer.detokenizer import Detokenizer
+from dcprt.tokenizer.stops import StopMatcher
+from dcprt.tokenizer.text import TextCodec
+
+
+class OutputText:
+    """What is known of a request's text. Without a codec there is none, only tokens.
+
+    `prompt` are the prompt's tokens, kept only where the client wants them back as text or with log probabilities;
+    `echo` is the text to be given back with the first output.
+    """
+
+    def __init__(
+        self, codec: TextCodec | None, params: SamplingParams, prompt: Sequence[int] = (), echo: str = ""
+    ) -> None:
+        self._codec = codec
+        self._params = params
+        self._prompt = prompt
+        self._echo = echo
+        self._detokenizer = Detokenizer(codec, params.skip_special_tokens) if codec else None
+        self._stops = StopMatcher(params.stop)
+        self._count = 0
+
+    def push(self, message: TokensOut) -> TextOut:
+        """The message as the client gets it. It has a `finish` of its own where a stop string is complete."""
+        text = ""
+        for used, token in enumerate(message.token_ids, 1):
+            self._count += 1
+            ends = message.finish is not None and message.finish.matched == token and used == len(message.token_ids)
+            if self._detokenizer is not None and not ends:  # the token that ends a request has no text
+                text += self._whole(self._detokenizer.push([token]))
+            if self._stops.matched is not None:
+                return self._out(message, text, used)
+        if message.finish and self._detokenizer is not None:
+            text += self._whole(self._detokenizer.flush())
+            if self._stops.matched is None:
+                text += self._stops.flush()
+        return self._out(message, text, len(message.token_ids))
+
+    def _whole(self, text: str) -> str:
+        """What of `text` cannot be part of a stop string any more; all of it before `min_tokens`."""
+        return text if self._count < self._params.min_tokens else self._stops.push(text)
+
+    def _out(self, message: TokensOut, text: str, used: int) -> TextOut:
+        """The first `used` tokens of `message`; they end the request if a stop string has been found."""
+        finish, usage = message.finish, message.usage
+        if self._stops.matched is not None:
+            finish = Finish(reason="stop", matched=self._stops.matched)
+            unused = len(message.token_ids) - used
+            usage = usage.without_output(unused)
+        echo, self._echo = self._echo, ""
+        return TextOut(
+            rid=message.rid,
+            text=text,
+            token_ids=message.token_ids[:used],
+            usage=usage,
+            finish=finish,
+            logprobs=[self._named(entry) for entry in message.logprobs[:used]],
+            prompt_logprobs=self._prompt_logprobs(message),
+            prompt_text=echo,
+        )
+
+    def _prompt_logprobs(self, message: TokensOut) -> list[TextLogprob]:
+        """One entry a prompt token; nothing comes before the first, so it has no log probability."""
+        if self._params.prompt_logprobs is None or not self._prompt:
+            return []
+        first = self._token(self._prompt[0], None)
+        self._prompt = ()
+        return [first, *(self._named(entry) for entry in message.prompt_logprobs)]
+
+    def _named(self, entry: TokenLogprobs) -> TextLogprob:
+        top = [self._token(token, logprob) for token, logprob in entry.top]
+        return self._token(entry.token, entry.logprob, top)
+
+    def _token(self, token: int, logprob: float | None, top: Sequence[TextLogprob] = ()) -> TextLogprob:
+        raw = self._codec.token_bytes(token) if self._codec else b""
+        return TextLogprob(token, raw.decode("utf-8", "replace"), raw, logprob, list(top))
