@@ -13,7 +13,7 @@ ARGS ?= --dcp 4
 STAMP := $(VENV)/.installed-
 KERNEL_SOURCES := $(shell find sgl-kernel -type f -not -path '*/build/*' -not -name '*.pyc')
 
-.PHONY: help install serve test slow lint format bench clean check-tools
+.PHONY: help install serve test slow lint format docs bench coverage clean check-tools
 
 help:
 	@sed -n 's/^# //p' Makefile | head -3
@@ -67,10 +67,17 @@ lint: install $(STAMP)test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python docs/generate.py --check
+
+docs: install
+	$(BIN)/python docs/generate.py
 
 format: $(STAMP)test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+coverage: install $(STAMP)test
+	$(BIN)/python -m pytest test/unit -q --cov --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 bench: install
 	$(BIN)/python benchmark/bench_comm.py

@@ -197,7 +197,7 @@ class Config:
             if name not in homes:
                 raise ConfigError(f"Unknown option {name!r}.{did_you_mean(name, homes)}")
             group, declared = homes[name]
-            kind, optional = _flag_type(_GROUPS[group], name)
+            kind, optional = flag_type(_GROUPS[group], name)
             if not (value is None and optional) and (
                 not isinstance(value, kind) or (kind is int and isinstance(value, bool))
             ):
@@ -218,7 +218,7 @@ _GROUPS: dict[str, type] = {
 }
 
 
-def _flag_type(group: type, name: str) -> tuple[type, bool]:
+def flag_type(group: type, name: str) -> tuple[type, bool]:
     """The type a flag's value has, and whether None is allowed too."""
     hint = get_type_hints(group)[name]
     kinds = [kind for kind in getattr(hint, "__args__", (hint,)) if kind is not type(None)]
@@ -242,7 +242,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         section = parser.add_argument_group(str(group.__doc__))
         for declared in dataclasses.fields(group):
             flags = [f"--{declared.name.replace('_', '-')}", *declared.metadata["flags"]]
-            kind, _ = _flag_type(group, declared.name)
+            kind, _ = flag_type(group, declared.name)
             common = {"dest": declared.name, "help": declared.metadata["help"]}
             if declared.default is None:
                 common["default"] = argparse.SUPPRESS

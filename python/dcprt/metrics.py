@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
 
 FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
 REQUEST_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+@dataclass(frozen=True)
+class Described:
+    """A metric as the docs name it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
 
 
 class Metrics:
@@ -48,6 +61,16 @@ class Metrics:
         self.step = Histogram(
             "dcprt_step_seconds", "Between two results of the workers", buckets=TOKEN_BUCKETS, registry=registry
         )
+
+    def describe(self) -> list[Described]:
+        """All metrics, for the docs."""
+        found = []
+        for metric in vars(self).values():
+            if isinstance(metric, MetricWrapperBase):
+                family = next(iter(metric.describe()))
+                name = family.name + ("_total" if family.type == "counter" else "")
+                found.append(Described(name, family.type, tuple(metric._labelnames), family.documentation))
+        return found
 
     def text(self) -> str:
         """All of it in Prometheus' text format."""

@@ -10,12 +10,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import MappingProxyType
 from typing import NoReturn
 
 from dcprt.errors import DcprtError
 from dcprt.runtime import logs
-from dcprt.runtime.channel import Channel, ChildFailed, ChildReady, Goodbye, Launch
+from dcprt.runtime.channel import Channel, ChildFailed, ChildReady, Goodbye, Launch, Report
 from dcprt.runtime.rundir import RunDir
 
 ROLES = MappingProxyType(
@@ -44,7 +45,7 @@ def main(role: str, fd: int) -> None:
     _end_with_parent(channel, run_dir)
     run: Callable[[Launch, Callable[[], None]], None] = importlib.import_module(ROLES[role]).run
     try:
-        run(launch, lambda: channel.send(ChildReady()))
+        run(launch, lambda: _report(channel, ChildReady()))
     except DcprtError as error:
         _fail(channel, run_dir, log, f"{name}: {error}")
     except Exception as error:  # the border of the process: nothing may vanish without a word
@@ -54,9 +55,15 @@ def main(role: str, fd: int) -> None:
 
 def _fail(channel: Channel, run_dir: RunDir, log: logging.Logger, reason: str) -> NoReturn:
     log.error("%s", reason.partition(": ")[2])
-    channel.send(ChildFailed(reason=reason))
+    _report(channel, ChildFailed(reason=reason))
     run_dir.leave()
     os._exit(1)
+
+
+def _report(channel: Channel, report: Report) -> None:
+    """Tell the parent, unless it has closed the line; then this process is about to end anyway."""
+    with suppress(OSError):
+        channel.send(report)
 
 
 def _end_with_parent(channel: Channel, run_dir: RunDir) -> None:

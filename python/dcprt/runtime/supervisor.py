@@ -19,7 +19,7 @@ import dcprt
 from dcprt.comm.arena import Arenas, create_arenas
 from dcprt.errors import RuntimeFailed
 from dcprt.planner.deployment import Deployment
-from dcprt.runtime.channel import Channel, ChildFailed, ChildReady, Launch, Report
+from dcprt.runtime.channel import Channel, ChildFailed, ChildReady, Goodbye, Launch, Report
 from dcprt.runtime.rundir import RunDir
 
 log = logging.getLogger("dcprt")
@@ -79,8 +79,10 @@ class Supervisor:
             RuntimeFailed: a child ended instead; with its reason.
         """
         waiter = asyncio.ensure_future(self._all_ready.wait())
-        await asyncio.wait((waiter, self.failure), return_when=asyncio.FIRST_COMPLETED)
-        waiter.cancel()
+        try:
+            await asyncio.wait((waiter, self.failure), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiter.cancel()
         if self.failure.done():
             raise RuntimeFailed(self.failure.result())
 
@@ -89,6 +91,7 @@ class Supervisor:
         self._closing = True
         for child in self._children:
             with suppress(OSError):
+                child.channel.send(Goodbye())
                 child.channel.sock.shutdown(socket.SHUT_RDWR)
         await asyncio.gather(*self._watchers)
         await asyncio.to_thread(self._reap)

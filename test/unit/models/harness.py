@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dcprt.config import Config
 from dcprt.kv.pool import KVPool
 from dcprt.params import SamplingParams
+from dcprt.messages import TokensOut
 from dcprt.models.base import Model, StepInput
 from dcprt.planner.deployment import Deployment
 from dcprt.runtime.prepare import prepare
@@ -68,7 +69,7 @@ class Recorder:
 class Harness:
     """dcprt in this process: scheduler, cache and all ranks; one request at a time."""
 
-    def __init__(self, directory: Path, **options: Any) -> None:
+    def __init__(self, directory: Path, *, ahead: int = 0, **options: Any) -> None:
         config = Config.of(model=str(directory), dtype="float32", **{"kv_cache_tokens": 4096, **options})
         self.deployment: Deployment = prepare(config, lambda _: None)
         self._executor = LocalExecutor(self.deployment)
@@ -77,18 +78,32 @@ class Harness:
         limits = Limits(self.deployment.context_len, self.deployment.capacity_tokens, self.deployment.spec.vocab_size)
         store = KVStore(self.deployment.layout, self.deployment.num_pages)
         self.scheduler = Scheduler(store, config.schedule, limits)
-        self._core = Core(self.scheduler, self._executor)
+        self._core = Core(self.scheduler, self._executor, ahead)
 
     def greedy(self, prompt: Sequence[int], count: int, namespace: str = "") -> tuple[Request, Tensor]:
         """The finished request, and the float32 logits [count, vocab] its tokens were chosen from."""
         sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-        request = Request("r", array("i", prompt), len(prompt), count, sampling, 0, namespace)
         self._recorder.kept.clear()
-        self.scheduler.add(request)
-        while not self.scheduler.idle:
-            self._core.step()
-        self.scheduler.check()
+        [request], _ = self.run([(prompt, sampling)], namespace)
         return request, torch.cat(self._recorder.kept)
+
+    def run(
+        self, asked: Sequence[tuple[Sequence[int], SamplingParams]], namespace: str = ""
+    ) -> tuple[list[Request], list[list[TokensOut]]]:
+        """All requests at once, up to their ends; and what each client got."""
+        requests = []
+        for number, (prompt, params) in enumerate(asked):
+            count = self.scheduler.limits.output_room(len(prompt), params.max_tokens)
+            seed = params.seed or 0
+            requests.append(Request(f"r{number}", array("i", prompt), len(prompt), count, params, seed, namespace))
+            self.scheduler.add(requests[-1])
+        outputs: dict[str, list[TokensOut]] = {request.rid: [] for request in requests}
+        while not self._core.idle:
+            for output in self._core.step():
+                assert isinstance(output, TokensOut), output
+                outputs[output.rid].append(output)
+            self.scheduler.check()
+        return requests, list(outputs.values())
 
     def close(self) -> None:
         self._executor.close()

@@ -135,7 +135,7 @@ def test_start_up_names_padding_in_bytes() -> None:
 
 def test_start_up_names_replication_in_bytes() -> None:
     assert f"4 places hold 3 KV head(s), {64 * 2 * 30 * 2:,} bytes" in describe(4, 1)
-    assert f"3 KV head(s) are held once more, {3 * 16 * 2 * 2 * 2:,} bytes" in describe(4, 1, ONE_KV_HEAD)
+    assert f"4 places hold 1 KV head(s), {3 * 16 * 2 * 2 * 2:,} bytes" in describe(4, 1, ONE_KV_HEAD)
     assert "replication" not in describe(4, 4, ONE_KV_HEAD)
     assert "replication" not in describe(4, 2)
 
