@@ -288,6 +288,44 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class MLASpec:
+    """Multi-head latent attention (DeepSeek-V2, 2024). The cache holds `kv_lora_rank + rope_dim` elements a token.
+
+    A head has `nope_dim + rope_dim` dimensions for scores and `v_dim` for values; `q_lora_rank` 0 means that queries
+    are projected at once. `softmax_scale` includes what YaRN adds.
+    """
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    softmax_scale: float
+
+
+@dataclass(frozen=True)
+class MoESpec:
+    """Routed experts. `scoring` is softmax or sigmoid; the chosen weights are summed to one if `normalize`.
+
+    Groups limit the choice to the `top_groups` best of `groups`; `bias_corrected` adds a learned bias to choose by,
+    but not to weigh by. The first `dense_layers` layers have a plain MLP instead.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    expert_width: int
+    shared_width: int = 0
+    dense_layers: int = 0
+    scoring: str = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_score: str = "max"
+    bias_corrected: bool = False
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The shape of a checkpoint, as its config.json tells it; lengths in tokens, sizes in elements."""
 
@@ -308,8 +346,19 @@ class ModelSpec:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
+    partial_rotary: float = 1.0
+    qk_norm: bool = False
+    mla: MLASpec | None = None
+    moe: MoESpec | None = None
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return self.mla.rope_dim if self.mla else int(self.head_dim * self.partial_rotary)
 
     @property
     def kv_elements_per_token(self) -> int:
-        """K and V elements of one token in one layer, before sharding and padding."""
+        """Cached elements of one token in one layer, before sharding and padding."""
+        if self.mla:
+            return self.mla.kv_lora_rank + self.mla.rope_dim
         return 2 * self.num_kv_heads * self.head_dim

@@ -170,6 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     log = logs.setup("api", config.server.log_level)
     try:
         return uvloop.run(serve(config, sock, log))
+    except KeyboardInterrupt:  # before `serve` took the signals over
+        return 0
     except DcprtError as error:
         log.error("%s", error)
         return 2 if isinstance(error, ConfigError) else 1

@@ -70,7 +70,12 @@ class Rotary:
 
     @staticmethod
     def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """[tokens, heads, head_dim], halves paired as in Hugging Face checkpoints; keeps the type of x."""
+        """[tokens, heads, head_dim], halves paired as in Hugging Face checkpoints; keeps the type of x.
+
+        Where the angles are for fewer dimensions than a head has, the others stay as they are.
+        """
         cos, sin = angles
-        first, second = x.float().chunk(2, -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+        half = cos.shape[-1]
+        first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+        parts = [first * cos - second * sin, second * cos + first * sin]
+        return torch.cat([*(part.to(x.dtype) for part in parts), x[..., 2 * half :]], -1)

@@ -1,4 +1,4 @@
-"""Checkpoint architectures and the classes that serve them. Imported lazily, so that naming one needs no torch."""
+"""Checkpoint architectures and the modules that build them. Imported lazily, so that naming one needs no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dcprt.weights.loader import Loader
 
 ARCHITECTURES = {
-    "LlamaForCausalLM": "dcprt.models.llama:LlamaForCausalLM",
+    "LlamaForCausalLM": "dcprt.models.llama",
 }
 
 
@@ -21,10 +21,9 @@ def build(spec: ModelSpec, shard: ModelShard, load: Loader) -> Model:
     """The sharded model of `spec.architecture`, its weights read through `load`.
 
     Raises:
-        ModelError: no class serves this architecture; names those that are served.
+        ModelError: no module builds this architecture; names those that are served.
     """
     if spec.architecture not in ARCHITECTURES:
         raise ModelError(f"{spec.architecture} is not served; these are: {', '.join(ARCHITECTURES)}.")
-    module, _, name = ARCHITECTURES[spec.architecture].partition(":")
-    model: Model = getattr(importlib.import_module(module), name)(spec, shard, load)
+    model: Model = importlib.import_module(ARCHITECTURES[spec.architecture]).build(spec, shard, load)
     return model

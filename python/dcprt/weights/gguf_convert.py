@@ -79,7 +79,7 @@ def _convert_locked(source: Path, target: Path, progress: Callable[[str], None])
     try:
         progress(f"Converting {source.name} to float32, once, into {target}")
         _write_text(partial / "config.json", json.dumps(config, indent=2))
-        _write_text(partial / "tokenizer.json", tokenizer.tokenizer_json)
+        _write_bytes(partial / tokenizer.file_name, tokenizer.content)
         _write_text(partial / "tokenizer_config.json", json.dumps(tokenizer.tokenizer_config, indent=2))
         _write_safetensors(partial / "model.safetensors", gguf, tensors, progress)
         _sync_directory(partial)
@@ -207,9 +207,7 @@ def _llama3_rope(gguf: GgufFile, tensor: GgufTensor, theta: float, head_dim: int
     smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
     expected = 1 / ((1 - smooth) / factor + smooth)
     if stored.shape != expected.shape or not np.allclose(stored, expected, rtol=1e-4):
-        raise ModelError(
-            f"{gguf.path}: rope_freqs.weight is not the scaling of Llama 3, and no other is supported."
-        )
+        raise ModelError(f"{gguf.path}: rope_freqs.weight is not the scaling of Llama 3, and no other is supported.")
     return {
         "rope_type": "llama3",
         "factor": _short(factor),
@@ -256,18 +254,14 @@ def _mapping(gguf: GgufFile, config: dict[str, Any]) -> list[_Mapped]:
         if found is None:
             raise ModelError(f"{gguf.path} has no tensor {item.source}.")
         if found.shape != item.shape:
-            raise ModelError(
-                f"{gguf.path}: tensor {item.source} has shape {found.shape}, expected {item.shape}."
-            )
+            raise ModelError(f"{gguf.path}: tensor {item.source} has shape {found.shape}, expected {item.shape}.")
     extra = gguf.tensors.keys() - {item.source for item in mapped} - {"rope_freqs.weight"}
     if extra:
         raise ModelError(f"{gguf.path} has tensors that are not supported: {', '.join(sorted(extra)[:5])}.")
     return sorted(mapped, key=lambda item: item.name)
 
 
-def _dequantize(
-    gguf: GgufFile, tensor: GgufTensor, rows: npt.NDArray[np.int64] | None
-) -> npt.NDArray[np.float32]:
+def _dequantize(gguf: GgufFile, tensor: GgufTensor, rows: npt.NDArray[np.int64] | None) -> npt.NDArray[np.float32]:
     """All of a tensor, or `rows` of it in that order; float32, shape [rows, columns]."""
     import numpy as np
     from gguf.constants import GGMLQuantizationType
@@ -292,9 +286,7 @@ def _row_order(rows: int, heads: int) -> npt.NDArray[np.int64]:
     return order.reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1) if heads else order
 
 
-def _write_safetensors(
-    path: Path, gguf: GgufFile, tensors: list[_Mapped], progress: Callable[[str], None]
-) -> None:
+def _write_safetensors(path: Path, gguf: GgufFile, tensors: list[_Mapped], progress: Callable[[str], None]) -> None:
     """Write tensor by tensor, so that memory holds one piece of one tensor only."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -335,8 +327,12 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 def _write_text(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
+    _write_bytes(path, text.encode("utf-8"))
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
         _sync(file)
 
 

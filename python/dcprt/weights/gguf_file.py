@@ -192,7 +192,5 @@ def _data_size(path: Path, name: str, shape: tuple[int, ...], type_id: int) -> i
     for length in shape:
         elements *= length
     if shape and shape[-1] % block:
-        raise ModelError(
-            f"{path} is damaged: rows of {name} have {shape[-1]} elements, no multiple of {block}."
-        )
+        raise ModelError(f"{path} is damaged: rows of {name} have {shape[-1]} elements, no multiple of {block}.")
     return elements // block * block_bytes

@@ -1,4 +1,7 @@
-"""The tokenizer inside a GGUF file, written as tokenizer.json and tokenizer_config.json.
+"""The tokenizer inside a GGUF file, written as the files of a Hugging Face directory.
+
+`tokenizer.ggml.model` names the kind: `gpt2` is a byte-level BPE and becomes a tokenizer.json, `llama` is a
+SentencePiece model and becomes a tokenizer.model.
 
 A GGUF file does not say how text is split before byte-pair merging; it only names the way in
 `tokenizer.ggml.pre`. A wrong guess gives tokens the model was never trained on, and no error. So a name is
@@ -13,50 +16,19 @@ from typing import Any
 
 from dcprt.errors import ModelError, did_you_mean
 from dcprt.weights.gguf_file import GgufFile
+from dcprt.weights.gguf_sentencepiece import CONTROL, UNKNOWN, USER_DEFINED, write_model
+from dcprt.weights.gguf_splits import SPLITS, Split
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-
-_DIGITS = {"type": "Digits", "individual_digits": True}
-_GPT2_SPLIT = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-_BYTES_ONLY = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-
-
-def _split(digits: str) -> dict[str, Any]:
-    """The split of Llama 3 and Qwen 2, which differ only in how many digits stay together."""
-    pattern = (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-        + digits
-        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
-@dataclass(frozen=True)
-class _Split:
-    """What a value of `tokenizer.ggml.pre` stands for."""
-
-    steps: tuple[dict[str, Any], ...]
-    normalizer: dict[str, Any] | None = None
-    ignore_merges: bool = False
-    add_bos: bool = False
-
-
-_LLAMA3 = _Split((_split(r"\p{N}{1,3}"), _BYTES_ONLY), ignore_merges=True, add_bos=True)
-_SPLITS = {
-    "smollm": _Split((_DIGITS, _GPT2_SPLIT)),
-    "gpt-2": _Split((_GPT2_SPLIT,)),
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "qwen2": _Split((_split(r"\p{N}"), _BYTES_ONLY), normalizer={"type": "NFC"}),
-}
+_KINDS = ("gpt2", "llama")
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
 
 
 @dataclass(frozen=True)
 class GgufTokenizer:
-    """Contents of tokenizer.json and tokenizer_config.json, and the ids that config.json repeats."""
+    """The tokenizer's file by name and content, tokenizer_config.json, and ids that config.json repeats."""
 
-    tokenizer_json: str
+    file_name: str
+    content: bytes
     tokenizer_config: dict[str, Any]
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -68,18 +40,51 @@ def read_tokenizer(gguf: GgufFile) -> GgufTokenizer:
     Raises:
         ModelError: a kind of tokenizer or a way of splitting that is not known, or metadata that is damaged.
     """
-    split = _find_split(gguf)
+    kind = gguf.need("tokenizer.ggml.model", str)
+    if kind not in _KINDS:
+        raise ModelError(
+            f"{gguf.path}: tokenizer.ggml.model is {kind!r}; supported in GGUF files: gpt2 (byte-level BPE), "
+            f"llama (SentencePiece). Use the model's Hugging Face directory instead."
+        )
+    split = _find_split(gguf) if kind == "gpt2" else None
+    tokens, types = _tokens(gguf)
+    config = _tokenizer_config(gguf, tokens)
+    if split is None:
+        bos, eos = _token_id(gguf, "bos", tokens, 1), _token_id(gguf, "eos", tokens, 2)
+        content = write_model(gguf, tokens, types, bos, eos)
+        config |= _sentencepiece_config(gguf, tokens, types, bos, eos)
+        file_name = "tokenizer.model"
+    else:
+        bos, eos = _token_id(gguf, "bos", tokens), _token_id(gguf, "eos", tokens)
+        content = _tokenizer_json(gguf, split, tokens, types, bos, eos).encode("utf-8")
+        config["add_bos_token"] = _adds_bos(gguf, split)
+        file_name = "tokenizer.json"
+    ends = (eos, _token_id(gguf, "eot", tokens), _token_id(gguf, "eom", tokens))
+    return GgufTokenizer(
+        file_name=file_name,
+        content=content,
+        tokenizer_config=config,
+        bos_token_id=bos,
+        eos_token_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
+    )
+
+
+def _tokens(gguf: GgufFile) -> tuple[list[str], list[int]]:
+    """Texts and types of all tokens."""
     tokens: list[str] = gguf.need("tokenizer.ggml.tokens", list)
     types: list[int] = gguf.get("tokenizer.ggml.token_type", list, [1] * len(tokens))
     if len(types) != len(tokens):
-        raise ModelError(
-            f"{gguf.path}: {len(tokens)} tokens, but {len(types)} values in tokenizer.ggml.token_type."
-        )
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        twice = next(token for i, token in enumerate(tokens) if vocabulary[token] != i)
+        raise ModelError(f"{gguf.path}: {len(tokens)} tokens, but {len(types)} values in tokenizer.ggml.token_type.")
+    last = {token: i for i, token in enumerate(tokens)}
+    if len(last) != len(tokens):
+        twice = next(token for i, token in enumerate(tokens) if last[token] != i)
         raise ModelError(f"{gguf.path}: tokenizer.ggml.tokens has the token {twice!r} twice.")
-    bos, eos = _token_id(gguf, "bos", tokens), _token_id(gguf, "eos", tokens)
+    return tokens, types
+
+
+def _tokenizer_json(
+    gguf: GgufFile, split: Split, tokens: list[str], types: list[int], bos: int | None, eos: int | None
+) -> str:
     text = json.dumps(
         {
             "version": "1.0",
@@ -89,46 +94,34 @@ def read_tokenizer(gguf: GgufFile) -> GgufTokenizer:
             "normalizer": split.normalizer,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(split.steps)},
             "post_processor": _post_processor(gguf, split, tokens, bos, eos),
-            "decoder": {**_GPT2_SPLIT, "add_prefix_space": True},
-            "model": _model(gguf, split, vocabulary),
+            "decoder": _BYTE_LEVEL,
+            "model": _model(gguf, split, {token: i for i, token in enumerate(tokens)}),
         },
         ensure_ascii=False,
     )
     _check(gguf, text)
-    ends = (eos, _token_id(gguf, "eot", tokens), _token_id(gguf, "eom", tokens))
-    return GgufTokenizer(
-        tokenizer_json=text,
-        tokenizer_config=_tokenizer_config(gguf, split, tokens),
-        bos_token_id=bos,
-        eos_token_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
-    )
+    return text
 
 
-def _find_split(gguf: GgufFile) -> _Split:
-    kind = gguf.need("tokenizer.ggml.model", str)
-    if kind != "gpt2":
-        raise ModelError(
-            f"{gguf.path}: tokenizer.ggml.model is {kind!r}; only 'gpt2' (byte-level BPE) is supported in "
-            f"GGUF files. Use the model's Hugging Face directory instead."
-        )
+def _find_split(gguf: GgufFile) -> Split:
     pre = gguf.get("tokenizer.ggml.pre", str)
-    known = ", ".join(_SPLITS)
+    known = ", ".join(SPLITS)
     if pre is None:
         raise ModelError(
             f"{gguf.path}: the metadata has no tokenizer.ggml.pre, so it is not known how text is split into "
             f"tokens. Convert the model again with a newer llama.cpp; supported values: {known}."
         )
-    if pre not in _SPLITS:
+    if pre not in SPLITS:
         raise ModelError(
             f"{gguf.path}: tokenizer.ggml.pre is {pre!r}, which is not supported; supported: {known}."
-            f"{did_you_mean(pre, _SPLITS)}"
+            f"{did_you_mean(pre, SPLITS)}"
         )
-    return _SPLITS[pre]
+    return SPLITS[pre]
 
 
-def _token_id(gguf: GgufFile, which: str, tokens: list[str]) -> int | None:
+def _token_id(gguf: GgufFile, which: str, tokens: list[str], default: int | None = None) -> int | None:
     key = f"tokenizer.ggml.{which}_token_id"
-    value: int | None = gguf.get(key, int)
+    value: int | None = gguf.get(key, int, default)
     if value is not None and value >= len(tokens):
         raise ModelError(f"{gguf.path}: {key} is {value}, but there are only {len(tokens)} tokens.")
     return value
@@ -143,14 +136,14 @@ def _added_tokens(tokens: list[str], types: list[int]) -> list[dict[str, Any]]:
             "lstrip": False,
             "rstrip": False,
             "normalized": False,
-            "special": kind != _USER_DEFINED,
+            "special": kind != USER_DEFINED,
         }
         for i, kind in enumerate(types)
-        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED)
     ]
 
 
-def _model(gguf: GgufFile, split: _Split, vocabulary: dict[str, int]) -> dict[str, Any]:
+def _model(gguf: GgufFile, split: Split, vocabulary: dict[str, int]) -> dict[str, Any]:
     return {
         "type": "BPE",
         "dropout": None,
@@ -165,12 +158,12 @@ def _model(gguf: GgufFile, split: _Split, vocabulary: dict[str, int]) -> dict[st
     }
 
 
-def _adds_bos(gguf: GgufFile, split: _Split) -> bool:
+def _adds_bos(gguf: GgufFile, split: Split) -> bool:
     return bool(gguf.get("tokenizer.ggml.add_bos_token", bool, split.add_bos))
 
 
 def _post_processor(
-    gguf: GgufFile, split: _Split, tokens: list[str], bos: int | None, eos: int | None
+    gguf: GgufFile, split: Split, tokens: list[str], bos: int | None, eos: int | None
 ) -> dict[str, Any]:
     """What surrounds an encoded text; plain ByteLevel where nothing does."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
@@ -203,10 +196,9 @@ def _post_processor(
     return {"type": "Sequence", "processors": [byte_level, template]}
 
 
-def _tokenizer_config(gguf: GgufFile, split: _Split, tokens: list[str]) -> dict[str, Any]:
+def _tokenizer_config(gguf: GgufFile, tokens: list[str]) -> dict[str, Any]:
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_bos_token": _adds_bos(gguf, split),
         "clean_up_tokenization_spaces": False,
     }
     for field, which in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
@@ -217,6 +209,29 @@ def _tokenizer_config(gguf: GgufFile, split: _Split, tokens: list[str]) -> dict[
     if template is not None:
         config["chat_template"] = template
     return config
+
+
+def _sentencepiece_config(
+    gguf: GgufFile, tokens: list[str], types: list[int], bos: int | None, eos: int | None
+) -> dict[str, Any]:
+    """What a tokenizer.model does not say itself.
+
+    `legacy` is a property of the original tokenizer that GGUF files drop. Its older behaviour, a space in
+    front of every text between special tokens, is the one that llama.cpp has.
+    """
+    around = {
+        "add_bos_token": gguf.get("tokenizer.ggml.add_bos_token", bool, True),
+        "add_eos_token": gguf.get("tokenizer.ggml.add_eos_token", bool, False),
+    }
+    for (key, wanted), token in zip(around.items(), (bos, eos), strict=True):
+        if wanted and token is None:
+            raise ModelError(f"{gguf.path}: tokenizer.ggml.{key} is set, but no token to add is named.")
+    return {
+        "tokenizer_class": "LlamaTokenizer",
+        "legacy": True,
+        **around,
+        "added_tokens_decoder": {str(token.pop("id")): token for token in _added_tokens(tokens, types)},
+    }
 
 
 def _check(gguf: GgufFile, text: str) -> None:

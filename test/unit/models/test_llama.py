@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     write_llama(tmp_path, num_hidden_layers=2)
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
-    with pytest.raises(ModelError, match=r"model\.layers\.2\.input_layernorm\.weight"):
+    with pytest.raises(ModelError, match=r"model\.layers\.2\."):
         Harness(tmp_path)
     config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 1'))
     with pytest.raises(ModelError, match="does not use"):

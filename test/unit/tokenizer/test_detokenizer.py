@@ -35,14 +35,10 @@ def codec(request: pytest.FixtureRequest) -> TextCodec:
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), skip=st.booleans(), sizes=st.lists(st.integers(0, 4), max_size=30))
-def test_any_ids(
-    demo: TextCodec, pieces: TextCodec, data: st.DataObject, skip: bool, sizes: list[int]
-) -> None:
+def test_any_ids(demo: TextCodec, pieces: TextCodec, data: st.DataObject, skip: bool, sizes: list[int]) -> None:
     for codec in (demo, pieces):
         known = st.integers(0, codec.vocab_size + 3)
-        common = st.sampled_from(
-            [*sorted(codec.special_ids), *(i for i in range(min(300, codec.vocab_size)))]
-        )
+        common = st.sampled_from([*sorted(codec.special_ids), *(i for i in range(min(300, codec.vocab_size)))])
         ids = data.draw(st.lists(st.one_of(known, common), max_size=40))
         assert "".join(stream(codec, ids, skip, sizes)) == codec.decode(ids, skip)
 

@@ -93,9 +93,7 @@ def _byte_characters() -> dict[int, str]:
 
 @settings(max_examples=200, deadline=None)
 @given(ids=st.lists(st.integers(0, 49200), max_size=40), skip=st.booleans())
-def test_decode_is_the_librarys(
-    demo: TextCodec, demo_tokenizer: Tokenizer, ids: list[int], skip: bool
-) -> None:
+def test_decode_is_the_librarys(demo: TextCodec, demo_tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
     assert demo.decode(ids, skip) == demo_tokenizer.decode(ids, skip_special_tokens=skip)
 
 
@@ -231,6 +229,7 @@ def test_damaged_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer_config\.json is no JSON"):
         TextCodec(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.save(str(tmp_path / "tokenizer.json"))

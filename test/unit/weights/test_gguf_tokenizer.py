@@ -20,7 +20,7 @@ def tokens_of(write_gguf: Callable[..., Path]) -> Callable[..., list[str]]:
     def tokens(text: str, **metadata: Any) -> list[str]:
         named = {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
         found = read_tokenizer(read_gguf(write_gguf(metadata=named)))
-        return Tokenizer.from_str(found.tokenizer_json).encode(text).tokens
+        return Tokenizer.from_str(found.content.decode()).encode(text).tokens
 
     return tokens
 
@@ -58,9 +58,9 @@ def test_bos_and_eos(tokens_of: Callable[..., list[str]]) -> None:
 
 def test_token_types(write_gguf: Callable[..., Path]) -> None:
     found = read_tokenizer(read_gguf(write_gguf()))
-    added = {token["content"]: token["special"] for token in json.loads(found.tokenizer_json)["added_tokens"]}
+    added = {token["content"]: token["special"] for token in json.loads(found.content.decode())["added_tokens"]}
     assert added == {"<s>": True, "</s>": True, "<tool>": False}
-    tokenizer = Tokenizer.from_str(found.tokenizer_json)
+    tokenizer = Tokenizer.from_str(found.content.decode())
     assert tokenizer.encode("he<tool></s>").tokens == ["he", "<tool>", "</s>"]
     assert tokenizer.decode([*tokenizer.encode("he<tool></s>").ids]) == "he<tool>"
 

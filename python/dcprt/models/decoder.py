@@ -1,0 +1,135 @@
+"""What all decoders share: embedding, layers beside a residual, last norm, logits. A family says what a layer is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dcprt.attention.dcp import stack_heads
+from dcprt.config import ModelSpec
+from dcprt.kv.pool import KVPool, LayerKV
+from dcprt.layers.linear import Linear, SummedLinear, VocabEmbedding, VocabLogits
+from dcprt.layers.mlp import GatedMLP
+from dcprt.layers.norm import RMSNorm
+from dcprt.layers.rotary import Rotary
+from dcprt.models.base import ModelShard, StepInput
+from dcprt.weights.loader import Loader
+
+Angles = tuple[Tensor, Tensor]
+
+
+class Attention(Protocol):
+    """x: [tokens, hidden] in the model's type; returns float32, summed over the ranks."""
+
+    def __call__(self, x: Tensor, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Attention and MLP, each behind a norm and beside a residual: float32 [tokens, hidden]."""
+
+    norm1: RMSNorm
+    attention: Attention
+    norm2: RMSNorm
+    mlp: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
+        x = x + self.attention(self.norm1(x), angles, step, kv)
+        return x + self.mlp(self.norm2(x))
+
+
+class Decoder:
+    """See `dcprt.models.base.Model`. `make_layer(i, name)` gives layer `i`, whose tensors begin with `name`."""
+
+    def __init__(
+        self, spec: ModelSpec, shard: ModelShard, load: Loader, make_layer: Callable[[int, str], Layer]
+    ) -> None:
+        self.spec = spec
+        part = shard.grid.width(shard.rank, spec.vocab_size)
+        vocab = ((spec.vocab_size, spec.hidden_size), part.start, part.stop, part.padded)
+        embedding = load.rows("model.embed_tokens.weight", *vocab)
+        self._embed = VocabEmbedding(embedding, part, shard.world)
+        self._layers = [make_layer(i, f"model.layers.{i}") for i in range(spec.num_layers)]
+        self._norm = RMSNorm(load.full("model.norm.weight", (spec.hidden_size,)), spec.rms_eps)
+        head = embedding if spec.tie_embeddings else load.rows("lm_head.weight", *vocab)
+        self._logits = VocabLogits(head, spec.vocab_size, shard.world)
+        self._rotary = Rotary(spec.rope, spec.rotary_dim)
+
+    def forward(self, step: StepInput, kv: KVPool) -> Tensor:
+        x = self._embed(step.token_ids)
+        angles = self._rotary.angles(step.positions)
+        for layer, cache in zip(self._layers, kv.layers, strict=True):
+            x = layer(x, angles, step, cache)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._logits(self._norm(hidden))
+
+
+class GQAttention:
+    """Grouped-query attention: own query heads, and the KV heads of the head shard.
+
+    `qkv_bias` and `out_bias` say which products have one, `qk_norm` whether each query and key head is normalized
+    before the rotation. Only the first `spec.rotary_dim` dimensions of a head are rotated.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        shard: ModelShard,
+        load: Loader,
+        name: str,
+        *,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: bool = False,
+    ) -> None:
+        heads, dim, hidden = shard.heads, spec.head_dim, spec.hidden_size
+        wanted = [("q", spec.num_heads, heads.q_heads)] + [(x, spec.num_kv_heads, heads.kv_heads) for x in "kv"]
+        rows = [load.head_rows(f"{name}.{x}_proj.weight", (n * dim, hidden), own, dim) for x, n, own in wanted]
+        bias = None
+        if qkv_bias:
+            bias = torch.cat([load.head_rows(f"{name}.{x}_proj.bias", (n * dim,), own, dim) for x, n, own in wanted])
+        self._qkv = Linear(torch.cat(rows), bias)
+        out = load.head_cols(f"{name}.o_proj.weight", (hidden, spec.num_heads * dim), heads.q_heads, dim)
+        self._out = SummedLinear(out, shard.world, load.full(f"{name}.o_proj.bias", (hidden,)) if out_bias else None)
+        self._norms = [RMSNorm(load.full(f"{name}.{x}_norm.weight", (dim,)), spec.rms_eps) for x in "qk" if qk_norm]
+        self._attend = shard.attention
+        self._q, self._kv = len(heads.q_heads), len(heads.kv_heads)
+
+    def __call__(self, x: Tensor, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
+        heads = stack_heads(self._qkv(x), self._q + 2 * self._kv)
+        q, k, v = torch.split(heads, [self._q, self._kv, self._kv], dim=1)
+        if self._norms:
+            q, k = self._norms[0](q.float()), self._norms[1](k.float())
+        rotated = Rotary.rotate(torch.cat([q, k], dim=1), angles)
+        q, k = rotated[:, : self._q], rotated[:, self._q :]
+        return self._out(self._attend(q, k, v, kv, step.attention).flatten(1))
+
+
+def gated_mlp(
+    spec: ModelSpec, shard: ModelShard, load: Loader, name: str, *, width: int | None = None, bias: bool = False
+) -> GatedMLP:
+    """A gated MLP cut by width over all ranks; `width` is the model's own unless given."""
+    width, hidden = width or spec.intermediate_size, spec.hidden_size
+    part = shard.grid.width(shard.rank, width)
+    cut = (part.start, part.stop, part.padded)
+    gate_up = torch.cat([load.rows(f"{name}.{x}_proj.weight", (width, hidden), *cut) for x in ("gate", "up")])
+    in_bias = down_bias = None
+    if bias:
+        in_bias = torch.cat([load.rows(f"{name}.{x}_proj.bias", (width,), *cut) for x in ("gate", "up")])
+        down_bias = load.full(f"{name}.down_proj.bias", (hidden,))
+    down = load.cols(f"{name}.down_proj.weight", (hidden, width), *cut)
+    return GatedMLP(Linear(gate_up, in_bias), SummedLinear(down, shard.world, down_bias))
+
+
+def layer(spec: ModelSpec, load: Loader, name: str, attention: Attention, mlp: Callable[[Tensor], Tensor]) -> Layer:
+    """A layer with its two norms, under the names that all families use."""
+    norms = [
+        load.full(f"{name}.{x}.weight", (spec.hidden_size,)) for x in ("input_layernorm", "post_attention_layernorm")
+    ]
+    return Layer(RMSNorm(norms[0], spec.rms_eps), attention, RMSNorm(norms[1], spec.rms_eps), mlp)
