@@ -94,9 +94,21 @@ class GridConfig:
         flags=("--dcp-size", "--decode-context-parallel-size"),
     )
     dcp_interleave: int = option(1, "consecutive tokens on one rank before the next; divides --page-size")
+    dcp_comm: str = option(
+        "ag_rs",
+        "how partial results are combined: ag_rs (all-gather of lse, reduce-scatter), a2a (one all-to-all), "
+        "or auto: measured at start-up",
+        choices=("ag_rs", "a2a", "auto"),
+    )
+    dcp_replicate_q: bool = option(
+        False, "keep the query projection of the whole head shard on each rank: no gather of queries, more weights"
+    )
+    dcp_workspace: str = option("64MiB", "most bytes of queries, or of K and V, that are gathered at a time")
+    ep: bool = option(False, "cut experts by expert instead of by width", flags=("--enable-expert-parallel",))
 
     def __post_init__(self) -> None:
         _positive(self, "tp", "dcp", "dcp_interleave")
+        parse_bytes(self.dcp_workspace)
         if self.ranks % self.dcp:
             fits = [d for d in range(1, self.ranks + 1) if self.ranks % d == 0]
             raise GridError(
@@ -308,7 +320,8 @@ class MoESpec:
     """Routed experts. `scoring` is softmax or sigmoid; the chosen weights are summed to one if `normalize`.
 
     Groups limit the choice to the `top_groups` best of `groups`; `bias_corrected` adds a learned bias to choose by,
-    but not to weigh by. The first `dense_layers` layers have a plain MLP instead.
+    but not to weigh by. The first `dense_layers` layers and those in `other_dense_layers` have a plain MLP instead.
+    `shared_width` is that of the MLP that every token passes beside its experts, 0 for none.
     """
 
     num_experts: int
@@ -323,11 +336,22 @@ class MoESpec:
     top_groups: int = 1
     group_score: str = "max"
     bias_corrected: bool = False
+    other_dense_layers: tuple[int, ...] = ()
+
+    def routed(self, layer: int) -> bool:
+        """Whether this layer has experts."""
+        return layer >= self.dense_layers and layer not in self.other_dense_layers
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The shape of a checkpoint, as its config.json tells it; lengths in tokens, sizes in elements."""
+    """The shape of a checkpoint, as its config.json tells it; lengths in tokens, sizes in elements.
+
+    With `mla`, `num_kv_heads` is 1 and `head_dim` is what one token takes in the cache. `rope_interleaved` says that
+    the rotated dimensions are paired (0, 1), (2, 3), ... instead of half by half. `fp8_block` is the block of an
+    e4m3 weight that shares one scale, () where weights are not quantized. `mtp_layers` behind the last layer predict
+    further tokens; they are not loaded.
+    """
 
     architecture: str
     vocab_size: int
@@ -350,6 +374,9 @@ class ModelSpec:
     qk_norm: bool = False
     mla: MLASpec | None = None
     moe: MoESpec | None = None
+    rope_interleaved: bool = False
+    fp8_block: tuple[int, ...] = ()
+    mtp_layers: int = 0
 
     @property
     def rotary_dim(self) -> int:
@@ -357,8 +384,21 @@ class ModelSpec:
         return self.mla.rope_dim if self.mla else int(self.head_dim * self.partial_rotary)
 
     @property
-    def kv_elements_per_token(self) -> int:
-        """Cached elements of one token in one layer, before sharding and padding."""
-        if self.mla:
-            return self.mla.kv_lora_rank + self.mla.rope_dim
-        return 2 * self.num_kv_heads * self.head_dim
+    def key_dim(self) -> int:
+        """Elements of a cached key of one KV head; MLA's latent counts as one."""
+        return self.mla.kv_lora_rank + self.mla.rope_dim if self.mla else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a cached value; MLA's are the first of its key."""
+        return self.mla.kv_lora_rank if self.mla else self.head_dim
+
+    @property
+    def cached_heads(self) -> int:
+        """KV heads as the cache sees them: one latent under MLA."""
+        return 1 if self.mla else self.num_kv_heads
+
+    @property
+    def kv_elements_per_head(self) -> int:
+        """Cached elements of one token, KV head and layer."""
+        return self.key_dim + (0 if self.mla else self.value_dim)

@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
+import msgspec
+
 from dcprt.config import Config
 from dcprt.errors import DcprtError, RequestError, RuntimeFailed
 from dcprt.messages import Finish, TextOut, TextRequest, Usage, pack_tokens
@@ -260,9 +262,7 @@ def _unwrap(piece: Output | DcprtError) -> Output:
     return piece
 
 
-def _one_for_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams | None]:
+def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if len(params) != count:
@@ -270,13 +270,23 @@ def _one_for_each(
     return list(params)
 
 
-def _request(
-    params: SamplingParams | None, *, prompt: Prompt | None = None, chat: Chat | None = None
-) -> TextRequest:
+def _typed(params: SamplingParams) -> SamplingParams:
+    """`params` with the types that messages carry; a list for a tuple and an int for a float will do.
+
+    Raises:
+        RequestError: a value of another type, which nothing has checked so far.
+    """
+    try:
+        return msgspec.convert(msgspec.structs.asdict(params), SamplingParams)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"The sampling parameters cannot be used: {error}.", param="params") from error
+
+
+def _request(params: SamplingParams | None, *, prompt: Prompt | None = None, chat: Chat | None = None) -> TextRequest:
     text = prompt if isinstance(prompt, str) else None
     return TextRequest(
         rid=f"engine-{uuid.uuid4().hex[:12]}",
-        sampling=params or SamplingParams(),
+        sampling=_typed(params or SamplingParams()),
         prompt=text,
         token_ids=None if prompt is None or text is not None else pack_tokens(prompt),  # type: ignore[arg-type]
         chat=None if chat is None else [dict(message) for message in chat],

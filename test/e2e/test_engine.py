@@ -141,6 +141,10 @@ def test_a_progress_bar_for_many(engine: Engine, capfd: pytest.CaptureFixture[st
         ([500] * 100, SamplingParams(max_tokens=4000), "4100"),
         ("\ud800", GREEDY, "prompt"),
         (STORY, SamplingParams(stop=("\ud800",)), "prompt"),
+        (STORY, SamplingParams(stop="word"), "stop"),  # type: ignore[arg-type]
+        (STORY, SamplingParams(max_tokens=5.5), "max_tokens"),  # type: ignore[arg-type]
+        (STORY, SamplingParams(seed=1.5), "seed"),  # type: ignore[arg-type]
+        (STORY, SamplingParams(ignore_eos="no"), "ignore_eos"),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_requests(engine: Engine, prompt: Any, params: SamplingParams, words: str) -> None:
@@ -235,7 +239,8 @@ def test_two_engines_one_after_the_other() -> None:
 
 def test_a_script_that_raises_leaves_nothing() -> None:
     for guard in ("with Engine(OPTIONS) as engine:", "if engine := Engine(OPTIONS):"):
-        text = f"from dcprt import Engine\n{guard}\n    next(engine.stream('Hello'))\n    raise ValueError('on purpose')"
+        body = "next(engine.stream('Hello'))\n    raise ValueError('on purpose')"
+        text = f"from dcprt import Engine\n{guard}\n    {body}"
         with Script(text) as script:
             status, _, err = script.end()
         assert status == 1
@@ -275,7 +280,8 @@ with Engine(OPTIONS) as engine:
 
 
 @pytest.mark.parametrize(
-    "work", ["engine.generate('Hello', long)", "engine.generate(['Hello'] * 20, long)", "list(engine.stream('a', long))"]
+    "work",
+    ["engine.generate('Hello', long)", "engine.generate(['Hello'] * 20, long)", "list(engine.stream('a', long))"],
 )
 def test_an_interrupt_aborts_what_runs(work: str) -> None:
     with Script(INTERRUPTED.replace("WORK", work)) as script:
@@ -304,7 +310,8 @@ from dcprt import Engine, SamplingParams, errors
 long = SamplingParams(max_tokens=1500, ignore_eos=True)
 with Engine(OPTIONS) as engine:
     print("ready", flush=True)
-    for work in (lambda: engine.generate(["Hello"] * 3, long), lambda: list(engine.stream("Hello")), engine.server_info):
+    many, stream = ["Hello"] * 3, lambda: list(engine.stream("Hello"))
+    for work in (lambda: engine.generate(many, long), stream, engine.server_info):
         try:
             work()
         except errors.RuntimeFailed as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -55,14 +56,14 @@ def test_a_batch_answers_in_order(server: Server, codec: TextCodec, kind: str) -
 
 def test_a_batch_of_one_is_a_list(server: Server) -> None:
     assert len(ask(server, text=[STORY])) == 1
-    assert ask(server, text=[]) == []
+    assert refusal(server, text=[])["param"] == "prompt"
 
 
 def test_a_stream_has_everything_so_far(server: Server) -> None:
     whole = ask(server, text=STORY)
     seen = events(server, "/generate", {"text": STORY, "sampling_params": GREEDY})
     assert [len(event["output_ids"]) for event in seen] == list(range(1, 7))
-    for before, after in zip(seen, seen[1:], strict=False):
+    for before, after in itertools.pairwise(seen):
         assert after["text"].startswith(before["text"])
         assert before["meta_info"]["finish_reason"] is None
     assert (seen[-1]["text"], seen[-1]["output_ids"]) == (whole["text"], whole["output_ids"])
@@ -112,7 +113,7 @@ def test_stop_strings(server: Server) -> None:
         ({"text": [STORY, STORY], "rid": ["a", "a"]}, "rid"),
         ({"text": STORY, "rid": 5}, "rid"),
         ({"text": STORY, "sampling_params": {"temperature": -1}}, "sampling_params"),
-        ({"text": STORY, "sampling_params": {"max_new_tokens": 0}}, "sampling_params"),
+        ({"text": STORY, "sampling_params": {"max_new_tokens": -1}}, "sampling_params"),
         ({"text": STORY, "sampling_params": {"max_new_tokens": 9000}}, "max_tokens"),
         ({"text": STORY, "sampling_params": {"stop": [""]}}, "stop"),
     ],
@@ -140,8 +141,7 @@ def test_an_id_is_free_at_once_after_its_request(server: Server) -> None:
     prompts = [STORY, "One, two, three, four,"]
     texts = [ask(server, text=prompt)["text"] for prompt in prompts]
     stop = texts[0][3:6]
-    for _ in range(4):
-        server.generate(prompts[0], max_new_tokens=6, stop=[stop], salt="")
+    for _ in range(2):
         body = {"text": prompts[0], "rid": "again", "sampling_params": {**GREEDY, "max_new_tokens": 500}}
         with open_stream(server, "/generate", body) as stream:
             next(stream)

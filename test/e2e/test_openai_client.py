@@ -222,7 +222,7 @@ def test_one_token_over_the_limit(client: openai.OpenAI, stream: bool) -> None:
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 10**30}, "max_tokens"),
         ({"stop": ""}, "stop"),
         ({"seed": 2**70}, "seed"),

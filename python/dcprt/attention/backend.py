@@ -8,16 +8,19 @@ from typing import Protocol
 from torch import Tensor
 
 from dcprt.attention.partial import Partial
-from dcprt.attention.plan import AttentionPlan
+from dcprt.attention.plan import AttentionPlan, RowSlice
 
 
 class AttentionBackend(Protocol):
-    """Two passes over two disjoint sets of keys; neither knows of dcp."""
+    """Attention over disjoint sets of keys, each a `Partial`; none of it knows of dcp.
 
-    def context(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: AttentionPlan, scale: float) -> Partial:
-        """Non-causal attention over the local slots of each row.
+    Values may have another dimension than keys; outputs have that of the values.
+    """
 
-        q: [tokens, heads, head_dim]; k_pool, v_pool: [pages, page_size, kv_heads, head_dim], where `kv_heads` divides
+    def context(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, rows: Sequence[RowSlice], scale: float) -> Partial:
+        """Non-causal attention over the local slots of each row; queries of no row get an empty result.
+
+        q: [tokens, heads, dim]; k_pool, v_pool: [pages, page_size, kv_heads, dim], where `kv_heads` divides
         `heads` and query head `h` attends to KV head `h // (heads // kv_heads)`. A row without local slots gets
         `out` 0 and `lse` -inf.
         """
@@ -28,7 +31,11 @@ class AttentionBackend(Protocol):
     ) -> Partial:
         """Causal attention of each row's new tokens among themselves.
 
-        q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim]; query head `h` attends to KV head
+        q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]; query head `h` attends to KV head
         `q_to_kv[h]`, however uneven.
         """
+        ...
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, q_to_kv: Sequence[int], scale: float) -> Partial:
+        """Non-causal attention of all queries to all keys; k, v: [keys, kv_heads, dim], otherwise as `new_tokens`."""
         ...

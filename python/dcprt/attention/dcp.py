@@ -1,65 +1,162 @@
 """Exact attention over a KV cache that is spread along the sequence.
 
     1. the caller projected: own queries, and K/V of the new tokens for the head shard
-    2. context pass: gather the queries of the head shard, attend to the local slots, combine over the group
+    2. context pass over what was cached before the step, on all ranks of the group
     3. new-token pass: local and causal
     4. merge; store the new K/V that this rank owns
 
-One formula for prefill, chunked prefill and decode. At dcp=1 the gather and the combination fall away.
+The context pass brings queries and keys together in one of two ways, whichever moves fewer bytes: gather the queries
+of the head shard, attend to the local slots, combine over the group; or gather K and V, and attend with the own
+queries. With few new tokens (decode) it is the first. One formula serves prefill, chunked prefill and decode; at dcp=1
+gathering and combining fall away.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dcprt.attention.backend import AttentionBackend
-from dcprt.attention.partial import Partial, combined_lse, merge, scaled, shares
-from dcprt.attention.plan import AttentionPlan
+from dcprt.attention.combine import Combine, gather_heads
+from dcprt.attention.partial import Partial, empty_partial, merge
+from dcprt.attention.plan import AttentionPlan, ContextCosts, ContextSchedule, RowSlice
 from dcprt.comm.protocol import Collective
 from dcprt.kv.pool import LayerKV
 from dcprt.parallel.grid import RankHeads
 
 
+@dataclass(frozen=True)
+class Queries:
+    """Queries of a step's new tokens: the rank's own heads [tokens, own heads, dim], or, with `--dcp-replicate-q`,
+    all of the head shard [tokens, shard heads, dim].
+    """
+
+    own: Tensor
+    shard: Tensor | None = None
+
+
+Up = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ValueUp:
+    """What is done to outputs, where the cache holds latents: [tokens, heads, latent] to [tokens, heads, v_dim].
+
+    `own` is for the rank's own heads, `shard` for all of the head shard where those weights are replicated: then the
+    smaller results are combined.
+    """
+
+    own: Up
+    shard: Up | None = None
+
+
 class DcpAttention:
     """Attention of one rank's heads; the same object serves all layers."""
 
-    def __init__(self, heads: RankHeads, head_dim: int, backend: AttentionBackend, group: Collective) -> None:
-        self._heads = heads
-        self._scale = head_dim**-0.5
+    def __init__(
+        self,
+        heads: RankHeads,
+        scale: float,
+        backend: AttentionBackend,
+        group: Collective,
+        combine: Combine,
+        costs: ContextCosts,
+    ) -> None:
+        self.heads = heads
+        self._scale = scale
         self._backend = backend
         self._group = group
+        self._combine = combine
+        self._costs = costs
+        self._scheduled: tuple[AttentionPlan, ContextSchedule] | None = None
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerKV, plan: AttentionPlan) -> Tensor:
-        """q: [tokens, own heads, head_dim]; k, v: [tokens, kv_heads, head_dim]; returns the shape and type of q."""
-        part = self._backend.new_tokens(q, k, v, self._heads.q_to_kv, plan, self._scale)
+    @property
+    def own_places(self) -> slice:
+        """Where the own heads are among those of the head shard."""
+        own = len(self.heads.q_heads)
+        return slice(self._group.rank * own, (self._group.rank + 1) * own)
+
+    def __call__(self, q: Queries, k: Tensor, v: Tensor, cache: LayerKV, plan: AttentionPlan) -> Tensor:
+        """k, v: [tokens, kv_heads, dim]; stores them; returns [tokens, own heads, dim] in the type of q."""
+        part = self.new_tokens(q.own, k, v, self.heads.q_to_kv, plan)
         if plan.any_context:
-            part = merge(self._context(q, cache, plan), part)
+            part = merge(self.context(q, cache, plan), part)
         cache.store(k, v, plan.store_tokens, plan.store_slots)
-        return part.out.to(q.dtype)
+        return part.out.to(q.own.dtype)
 
-    def _context(self, q: Tensor, cache: LayerKV, plan: AttentionPlan) -> Partial:
-        """Attention of own heads to everything cached before this step, on all ranks of the group."""
-        group = self._group
-        if group.size == 1:
-            return self._backend.context(q, cache.k, cache.v, plan, self._scale)
-        gathered = group.all_gather(q.contiguous()).transpose(0, 1).flatten(1, 2)
-        local = self._backend.context(gathered, cache.k, cache.v, plan, self._scale)
-        return combine_ag_rs(local, group)
+    def new_tokens(self, q: Tensor, k: Tensor, v: Tensor, q_to_kv: tuple[int, ...], plan: AttentionPlan) -> Partial:
+        """Causal attention of the new tokens among themselves; see `AttentionBackend.new_tokens`."""
+        return self._backend.new_tokens(q, k, v, q_to_kv, plan, self._scale)
+
+    def context(self, q: Queries, cache: LayerKV, plan: AttentionPlan, up: ValueUp | None = None) -> Partial:
+        """Attention of own heads to everything cached before the step, on all ranks of the group.
+
+        Returns out [tokens, own heads, value dim], after `up` if given; lse -inf for rows without context.
+        """
+        if self._group.size == 1:
+            part = self._backend.context(q.own, cache.k, cache.v, plan.rows, self._scale)
+            return _raised(part, up.own if up else None)
+        schedule = self._schedule(plan)
+        found: list[tuple[int, int, Partial]] = []
+        for block in schedule.blocks:
+            part = self._gather_queries(q, cache, block.start, block.stop, block.rows, up)
+            found.append((block.start, block.stop, part))
+        for row in schedule.gather_kv:
+            part = self._gather_kv(q.own[row.start : row.stop], cache, row)
+            found.append((row.start, row.stop, _raised(part, up.own if up else None)))
+        result = empty_partial(q.own.shape[0], q.own.shape[1], found[0][2].out.shape[-1])
+        for start, stop, part in found:
+            result.out[start:stop], result.lse[start:stop] = part
+        return result
+
+    def _schedule(self, plan: AttentionPlan) -> ContextSchedule:
+        """Made once a step."""
+        if self._scheduled is None or self._scheduled[0] is not plan:
+            self._scheduled = plan, self._costs.schedule(plan)
+        return self._scheduled[1]
+
+    def _gather_queries(
+        self, q: Queries, cache: LayerKV, start: int, stop: int, rows: tuple[RowSlice, ...], up: ValueUp | None
+    ) -> Partial:
+        """Tokens `start` to `stop`: all heads of the shard over the local slots, then combined."""
+        queries = gather_heads(q.own[start:stop], self._group) if q.shard is None else q.shard[start:stop]
+        local = self._backend.context(queries, cache.k, cache.v, rows, self._scale)
+        if up is None:
+            return self._combine(local, self._group)
+        if up.shard is not None:
+            return self._combine(_raised(local, up.shard), self._group)
+        return _raised(self._combine(local, self._group), up.own)
+
+    def _gather_kv(self, q: Tensor, cache: LayerKV, row: RowSlice) -> Partial:
+        """Own heads over all context of one row, a chunk of every rank's slots at a time.
+
+        Chunks are disjoint and cover every rank's slots, so each context token is attended exactly once.
+        """
+        size = max(self._costs.chunk_tokens // self._group.size, 1)
+        result = None
+        for start in range(0, max(row.local_lens), size):
+            k, v = self._gathered_slots(cache, row, start, size)
+            part = self._backend.dense(q, k, v, self.heads.q_to_kv, self._scale)
+            result = part if result is None else merge(result, part)
+        assert result is not None
+        return result
+
+    def _gathered_slots(self, cache: LayerKV, row: RowSlice, start: int, size: int) -> tuple[Tensor, Tensor]:
+        """K and V in slots `start` to `start + size` of all ranks: [keys, kv_heads, dim] each, in rank order."""
+        counts = [min(max(length - start, 0), size) for length in row.local_lens]
+        own = cache.context(row.pages, start, start + counts[self._group.rank])
+        padded = own.new_zeros(max(counts), *own.shape[1:])
+        padded[: len(own)] = own
+        parts = self._group.all_gather(padded)
+        keys = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+        return cache.split(keys)
 
 
-def combine_ag_rs(local: Partial, group: Collective) -> Partial:
-    """All-gather of the lse, then a reduce-scatter over heads of the scaled outputs.
-
-    local: [tokens, all heads of the group, head_dim], the same heads on every rank over different keys; returns the
-    own heads over all keys.
-    """
-    tokens, heads, head_dim = local.out.shape
-    own = heads // group.size
-    lses = group.all_gather(local.lse)
-    part = scaled(local.out, shares(lses)[group.rank])
-    out = group.reduce_scatter(part.view(tokens, group.size, own, head_dim).transpose(0, 1).contiguous())
-    return Partial(out, combined_lse(lses).view(tokens, group.size, own)[:, group.rank].contiguous())
+def _raised(part: Partial, up: Up | None) -> Partial:
+    return part if up is None else Partial(up(part.out), part.lse)
 
 
 def stack_heads(x: Tensor, heads: int) -> Tensor:

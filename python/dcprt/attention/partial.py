@@ -23,9 +23,9 @@ class Partial(NamedTuple):
     lse: Tensor
 
 
-def empty_partial(tokens: int, heads: int, head_dim: int) -> Partial:
-    """Attention over no keys: weighs nothing when merged."""
-    return Partial(torch.zeros(tokens, heads, head_dim), torch.full((tokens, heads), -torch.inf))
+def empty_partial(tokens: int, heads: int, dim: int) -> Partial:
+    """Attention over no keys, with values of `dim` elements: weighs nothing when merged."""
+    return Partial(torch.zeros(tokens, heads, dim), torch.full((tokens, heads), -torch.inf))
 
 
 def combined_lse(lses: Tensor) -> Tensor:

@@ -17,25 +17,33 @@ QUERY_BLOCK = 256
 class TorchBackend:
     """Scores, softmax and sums in float32, whatever the type of the inputs."""
 
-    def context(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: AttentionPlan, scale: float) -> Partial:
+    def context(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, rows: Sequence[RowSlice], scale: float) -> Partial:
         """See `AttentionBackend.context`."""
-        result = empty_partial(*q.shape)
-        for row in plan.rows:
+        result = empty_partial(q.shape[0], q.shape[1], v_pool.shape[-1])
+        for row in rows:
             if row.local_len:
                 k, v = self._local(k_pool, row), self._local(v_pool, row)
-                _attend(q, k, v, row, scale, result, causal=False)
+                _attend(q, k, v, row.start, row.stop, scale, result, causal=False)
         return result
 
     def new_tokens(
         self, q: Tensor, k: Tensor, v: Tensor, q_to_kv: Sequence[int], plan: AttentionPlan, scale: float
     ) -> Partial:
         """See `AttentionBackend.new_tokens`."""
-        result = empty_partial(*q.shape)
+        result = empty_partial(q.shape[0], q.shape[1], v.shape[-1])
         index = torch.tensor(_uniform_groups(q_to_kv))
         for row in plan.rows:
             keys = k[row.start : row.stop, index].float()
             values = v[row.start : row.stop, index].float()
-            _attend(q, keys, values, row, scale, result, causal=True)
+            _attend(q, keys, values, row.start, row.stop, scale, result, causal=True)
+        return result
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, q_to_kv: Sequence[int], scale: float) -> Partial:
+        """See `AttentionBackend.dense`."""
+        result = empty_partial(q.shape[0], q.shape[1], v.shape[-1])
+        index = torch.tensor(_uniform_groups(q_to_kv))
+        if len(k):
+            _attend(q, k[:, index].float(), v[:, index].float(), 0, len(q), scale, result, causal=False)
         return result
 
     @staticmethod
@@ -52,20 +60,20 @@ def _uniform_groups(q_to_kv: Sequence[int]) -> Sequence[int]:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, row: RowSlice, scale: float, result: Partial, *, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, begin: int, end: int, scale: float, result: Partial, *, causal: bool
 ) -> None:
-    """Attend row's queries to k, v: [keys, kv_heads, head_dim], in blocks; writes into `result`.
+    """Attend queries `begin` to `end` to k, v: [keys, kv_heads, dim], in blocks; writes into `result`.
 
-    With `causal`, keys are the row's own new tokens, and a block of queries sees none behind its last one.
+    With `causal`, keys are those of the same tokens, and a block of queries sees none behind its last one.
     """
     kv_heads = k.shape[1]
     group = q.shape[1] // kv_heads
     keys = k.permute(1, 2, 0)  # [kv_heads, head_dim, keys]
     values = v.permute(1, 0, 2)  # [kv_heads, keys, head_dim]
-    for start in range(row.start, row.stop, QUERY_BLOCK):
-        stop = min(start + QUERY_BLOCK, row.stop)
+    for start in range(begin, end, QUERY_BLOCK):
+        stop = min(start + QUERY_BLOCK, end)
         count = stop - start
-        seen = stop - row.start if causal else k.shape[0]
+        seen = stop - begin if causal else k.shape[0]
         block = q[start:stop].float().view(count, kv_heads, group, -1).permute(1, 2, 0, 3)
         scores = (block.reshape(kv_heads, group * count, -1) * scale) @ keys[..., :seen]
         if causal and seen > 1:

@@ -89,11 +89,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class LayoutDescriptor:
-    """What a shard of KV is made of; goes with every shard that leaves the process."""
+    """What a shard of KV is made of; goes with every shard that leaves the process.
+
+    A token takes `key_dim` and, if `own_values`, `value_dim` elements a KV head and layer; else its values are the
+    first `value_dim` elements of its key.
+    """
 
     layout: Layout
     num_layers: int
     kv_heads: tuple[int, ...]
-    head_dim: int
+    key_dim: int
+    value_dim: int
+    own_values: bool
     dtype: str
     cache_groups: tuple[str, ...] = ("full",)

@@ -1,4 +1,4 @@
-"""The KV of one rank: per layer, K and V as [pages, page_size, kv_heads, head_dim]."""
+"""The KV of one rank: per layer, a tensor of pages."""
 
 from __future__ import annotations
 
@@ -22,16 +22,48 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerKV:
-    """K and V of one layer, each [pages, page_size, kv_heads, head_dim]."""
+    """The KV of one layer.
+
+    k: [pages, page_size, kv_heads, key_dim], contiguous. v: [pages, page_size, kv_heads, value_dim]; where a token's
+    values are part of its key (MLA latents), a view of the first elements of k, else contiguous (`own_values`).
+    """
 
     k: Tensor
     v: Tensor
+    own_values: bool = True
 
-    def store(self, k: Tensor, v: Tensor, tokens: Tensor, slots: Tensor) -> None:
-        """Write rows `tokens` of k, v: [tokens, kv_heads, head_dim] to `slots`."""
-        if len(tokens):
-            self.k.flatten(0, 1)[slots] = k[tokens].to(self.k.dtype)
-            self.v.flatten(0, 1)[slots] = v[tokens].to(self.v.dtype)
+    @classmethod
+    def zeroed(cls, descriptor: LayoutDescriptor, num_pages: int) -> LayerKV:
+        shape = (num_pages, descriptor.layout.page_size, len(descriptor.kv_heads))
+        dtype = getattr(torch, descriptor.dtype)
+        k = zeroed((*shape, descriptor.key_dim), dtype)
+        if descriptor.own_values:
+            return cls(k, zeroed((*shape, descriptor.value_dim), dtype))
+        return cls(k, k[..., : descriptor.value_dim], own_values=False)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What really holds memory."""
+        return [self.k, self.v] if self.own_values else [self.k]
+
+    def context(self, pages: Tensor, start: int, stop: int) -> Tensor:
+        """Slots `start` to `stop` of the tokens in `pages`, in order, keys and own values side by side."""
+        size = self.k.shape[1]
+        first, last = start // size, -(-stop // size)
+        cut = slice(start - first * size, max(stop - first * size, 0))
+        return torch.cat([x[pages[first:last]].flatten(0, 1)[cut] for x in self.tensors], dim=-1)
+
+    def split(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """What `context` returned, to keys and values."""
+        key_dim, value_dim = self.k.shape[-1], self.v.shape[-1]
+        values = slots[..., key_dim:] if self.own_values else slots[..., :value_dim]
+        return slots[..., :key_dim], values
+
+    def store(self, k: Tensor, v: Tensor | None, tokens: Tensor, slots: Tensor) -> None:
+        """Write rows `tokens` of k, v: [tokens, kv_heads, dim] to `slots`; no `v` where values are part of k."""
+        for pool, new in zip(self.tensors, (k, v), strict=False):
+            if len(tokens) and new is not None:
+                pool.flatten(0, 1)[slots] = new[tokens].to(pool.dtype)
 
 
 class KVPool:
@@ -40,9 +72,7 @@ class KVPool:
     def __init__(self, descriptor: LayoutDescriptor, num_pages: int) -> None:
         self.descriptor = descriptor
         self._layout = descriptor.layout
-        shape = (num_pages, self._layout.page_size, len(descriptor.kv_heads), descriptor.head_dim)
-        dtype = getattr(torch, descriptor.dtype)
-        self.layers = [LayerKV(zeroed(shape, dtype), zeroed(shape, dtype)) for _ in range(descriptor.num_layers)]
+        self.layers = [LayerKV.zeroed(descriptor, num_pages) for _ in range(descriptor.num_layers)]
 
     def copy(self, copies: list[PageCopy], dcp_rank: int) -> None:
         """Copy this rank's slots of each partly matching span to a fresh page."""
@@ -50,5 +80,5 @@ class KVPool:
             assert copy.dst != NULL_PAGE and copy.src != copy.dst
             count = self._layout.local_len(dcp_rank, copy.length)
             for layer in self.layers:
-                layer.k[copy.dst, :count] = layer.k[copy.src, :count]
-                layer.v[copy.dst, :count] = layer.v[copy.src, :count]
+                for pool in layer.tensors:
+                    pool[copy.dst, :count] = pool[copy.src, :count]

@@ -9,9 +9,12 @@ from dcprt.layers.linear import Linear, SummedLinear
 
 
 class GatedMLP:
-    """`down(silu(gate(x)) * up(x))`; gate and up are one product, gate's rows first."""
+    """`down(silu(gate(x)) * up(x))`; gate and up are one product, gate's rows first.
 
-    def __init__(self, gate_up: Linear, down: SummedLinear) -> None:
+    The result is summed over the ranks if `down` is a `SummedLinear`, else it is this rank's part.
+    """
+
+    def __init__(self, gate_up: Linear, down: SummedLinear | Linear) -> None:
         self._gate_up = gate_up
         self._down = down
 

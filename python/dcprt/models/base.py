@@ -18,13 +18,19 @@ from dcprt.parallel.grid import Grid, RankHeads
 
 @dataclass(frozen=True)
 class ModelShard:
-    """A rank's place, and what it talks through."""
+    """A rank's place, and what it talks through.
+
+    With `replicate_q`, queries are projected for the whole head shard instead of being gathered. With `ep`, experts
+    are cut by expert instead of by width.
+    """
 
     grid: Grid
     rank: Rank
     heads: RankHeads
     world: Collective
     attention: DcpAttention
+    replicate_q: bool = False
+    ep: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dcprt.attention.dcp import stack_heads
+from dcprt.attention.dcp import Queries, stack_heads
 from dcprt.config import ModelSpec
 from dcprt.kv.pool import KVPool, LayerKV
 from dcprt.layers.linear import Linear, SummedLinear, VocabEmbedding, VocabLogits
@@ -89,7 +89,8 @@ class GQAttention:
         qk_norm: bool = False,
     ) -> None:
         heads, dim, hidden = shard.heads, spec.head_dim, spec.hidden_size
-        wanted = [("q", spec.num_heads, heads.q_heads)] + [(x, spec.num_kv_heads, heads.kv_heads) for x in "kv"]
+        queries = heads.shard_q_heads if shard.replicate_q else heads.q_heads
+        wanted = [("q", spec.num_heads, queries)] + [(x, spec.num_kv_heads, heads.kv_heads) for x in "kv"]
         rows = [load.head_rows(f"{name}.{x}_proj.weight", (n * dim, hidden), own, dim) for x, n, own in wanted]
         bias = None
         if qkv_bias:
@@ -99,7 +100,8 @@ class GQAttention:
         self._out = SummedLinear(out, shard.world, load.full(f"{name}.o_proj.bias", (hidden,)) if out_bias else None)
         self._norms = [RMSNorm(load.full(f"{name}.{x}_norm.weight", (dim,)), spec.rms_eps) for x in "qk" if qk_norm]
         self._attend = shard.attention
-        self._q, self._kv = len(heads.q_heads), len(heads.kv_heads)
+        self._q, self._kv = len(queries), len(heads.kv_heads)
+        self._replicated = shard.replicate_q
 
     def __call__(self, x: Tensor, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
         heads = stack_heads(self._qkv(x), self._q + 2 * self._kv)
@@ -108,13 +110,24 @@ class GQAttention:
             q, k = self._norms[0](q.float()), self._norms[1](k.float())
         rotated = Rotary.rotate(torch.cat([q, k], dim=1), angles)
         q, k = rotated[:, : self._q], rotated[:, self._q :]
-        return self._out(self._attend(q, k, v, kv, step.attention).flatten(1))
+        queries = Queries(q[:, self._attend.own_places], q) if self._replicated else Queries(q)
+        return self._out(self._attend(queries, k, v, kv, step.attention).flatten(1))
 
 
 def gated_mlp(
-    spec: ModelSpec, shard: ModelShard, load: Loader, name: str, *, width: int | None = None, bias: bool = False
+    spec: ModelSpec,
+    shard: ModelShard,
+    load: Loader,
+    name: str,
+    *,
+    width: int | None = None,
+    bias: bool = False,
+    summed: bool = True,
 ) -> GatedMLP:
-    """A gated MLP cut by width over all ranks; `width` is the model's own unless given."""
+    """A gated MLP cut by width over all ranks; `width` is the model's own unless given.
+
+    Without `summed`, the result is this rank's part, and there is no bias.
+    """
     width, hidden = width or spec.intermediate_size, spec.hidden_size
     part = shard.grid.width(shard.rank, width)
     cut = (part.start, part.stop, part.padded)
@@ -124,7 +137,7 @@ def gated_mlp(
         in_bias = torch.cat([load.rows(f"{name}.{x}_proj.bias", (width,), *cut) for x in ("gate", "up")])
         down_bias = load.full(f"{name}.down_proj.bias", (hidden,))
     down = load.cols(f"{name}.down_proj.weight", (hidden, width), *cut)
-    return GatedMLP(Linear(gate_up, in_bias), SummedLinear(down, shard.world, down_bias))
+    return GatedMLP(Linear(gate_up, in_bias), SummedLinear(down, shard.world, down_bias) if summed else Linear(down))
 
 
 def layer(spec: ModelSpec, load: Loader, name: str, attention: Attention, mlp: Callable[[Tensor], Tensor]) -> Layer:

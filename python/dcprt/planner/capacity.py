@@ -37,9 +37,9 @@ class Capacity:
 
 
 def page_bytes(spec: ModelSpec, grid: Grid, layout: Layout, dtype: str) -> int:
-    """Bytes of one page on one rank, K and V of all layers."""
-    kv_heads = len(grid.heads(Rank(0), spec.num_heads, spec.num_kv_heads).kv_heads)
-    return layout.page_size * kv_heads * spec.head_dim * 2 * spec.num_layers * ITEMSIZE[dtype]
+    """Bytes of one page on one rank, over all layers."""
+    kv_heads = len(grid.heads(Rank(0), spec.num_heads, spec.cached_heads).kv_heads)
+    return layout.page_size * kv_heads * spec.kv_elements_per_head * spec.num_layers * ITEMSIZE[dtype]
 
 
 def resolve_dtype(config: Config) -> str:
@@ -89,18 +89,18 @@ def plan_capacity(config: Config, spec: ModelSpec) -> Capacity:
 
 def describe_grid(spec: ModelSpec, grid: Grid, layout: Layout, dtype: str) -> list[str]:
     """Start-up lines: the grid, its padding and copies, and whether dcp brings memory."""
-    ranks = [grid.heads(Rank(r), spec.num_heads, spec.num_kv_heads) for r in range(grid.tp)]
+    ranks = [grid.heads(Rank(r), spec.num_heads, spec.cached_heads) for r in range(grid.tp)]
     size = page_bytes(spec, grid, layout, dtype) / layout.span_tokens
     lines = [
         f"grid: tp {grid.tp}, dcp {grid.dcp}, {grid.head_shards} head shard(s) of {len(ranks[0].kv_heads)} KV head(s); "
         f"a span is {layout.span_tokens} tokens; KV takes {size:,.0f} bytes a token and rank"
     ]
     itemsize = ITEMSIZE[dtype]
-    head = 2 * spec.head_dim * spec.num_layers * itemsize
-    shards = grid.shards(spec.num_heads, spec.num_kv_heads)
+    head = spec.kv_elements_per_head * spec.num_layers * itemsize
+    shards = grid.shards(spec.num_heads, spec.cached_heads)
     places = sum(len(shard.kv_heads) for shard in shards)
     padded = sum(shard.kv_heads.count(PADDING) for shard in shards)
-    copies = places - padded - spec.num_kv_heads
+    copies = places - padded - spec.cached_heads
     if padded:
         lines.append(
             f"padding: {padded} of {places} KV head places are zero, "
@@ -108,7 +108,7 @@ def describe_grid(spec: ModelSpec, grid: Grid, layout: Layout, dtype: str) -> li
         )
     if copies:
         lines.append(
-            f"replication: {places - padded} places hold {spec.num_kv_heads} KV head(s), "
+            f"replication: {places - padded} places hold {spec.cached_heads} KV head(s), "
             f"{copies * head:,} bytes a token of copies over the head shards"
         )
     lines += _padded_weights(spec, grid, itemsize)
@@ -124,7 +124,7 @@ def describe_grid(spec: ModelSpec, grid: Grid, layout: Layout, dtype: str) -> li
 
 def _padded_weights(spec: ModelSpec, grid: Grid, itemsize: int) -> list[str]:
     """Zero weights over all ranks: query head places, MLP width, vocabulary rows."""
-    ranks = [grid.heads(Rank(r), spec.num_heads, spec.num_kv_heads) for r in range(grid.tp)]
+    ranks = [grid.heads(Rank(r), spec.num_heads, spec.cached_heads) for r in range(grid.tp)]
     queries = sum(rank.q_heads.count(PADDING) for rank in ranks)
     width = grid.width(Rank(0), spec.intermediate_size).padded * grid.tp - spec.intermediate_size
     vocab = grid.width(Rank(0), spec.vocab_size).padded * grid.tp - spec.vocab_size

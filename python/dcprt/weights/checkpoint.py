@@ -29,21 +29,28 @@ class TensorSource(Protocol):
     def shape(self, name: str, expected: tuple[int, ...]) -> tuple[int, ...] | None:
         """The shape of a tensor, or None where there is no such tensor."""
 
-    def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> Tensor:
-        """`rows` of the first and `cols` of the second dimension, in the type it is stored in."""
+    def read(
+        self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None
+    ) -> Tensor:
+        """`rows` of the first and `cols` of the second dimension, in the type it is stored in.
+
+        `at` is the place in a dimension before these two, which the result does not have.
+        """
 
 
 class Checkpoint:
     """The safetensors files of a directory. They are mapped, and only what is asked for is read.
 
     The files are those that model.safetensors.index.json names, or model.safetensors, or all *.safetensors.
+    With `fp8`, e4m3 tensors are read too; whoever reads them has to scale them.
 
     Raises:
         ModelError: no files, or a damaged one; names it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, fp8: bool = False) -> None:
         self.directory = directory
+        self._fp8 = fp8
         self._files: dict[str, Any] = {}
         self._home: dict[str, Path] = {}
         wanted, paths = self._find()
@@ -70,22 +77,25 @@ class Checkpoint:
         file = self._files.get(name)
         return None if file is None else tuple(file.get_slice(name).get_shape())
 
-    def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> Tensor:
+    def read(
+        self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None
+    ) -> Tensor:
         """`rows` of the first and `cols` of the second dimension (None: all), in the type it is stored in.
 
-        The result may share memory with the file's mapping.
+        `at` is the place in a dimension before these two, which the result does not have. The result may share memory
+        with the file's mapping.
 
         Raises:
             ModelError: the file cannot give the tensor.
         """
-        index: tuple[slice, ...] = (rows or slice(None),)
-        if cols is not None:
-            index += (cols,)
+        index: tuple[slice | int, ...] = () if at is None else (at,)
+        index += (rows or slice(None),) if cols is None else (rows or slice(None), cols)
         try:
             part: Tensor = self._files[name].get_slice(name)[index]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{self._home[name]} is damaged: cannot read {name}: {error}") from error
-        if not part.is_floating_point() or part.element_size() < 2:
+        quantized = part.element_size() < 2 and not (self._fp8 and part.dtype == torch.float8_e4m3fn)
+        if not part.is_floating_point() or quantized:
             raise ModelError(f"{self._home[name]}: tensor {name} has the type {part.dtype}, not supported.")
         return part
 
@@ -147,11 +157,14 @@ class DummyCheckpoint:
             self._last = None
         return expected
 
-    def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> Tensor:
+    def read(
+        self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None
+    ) -> Tensor:
         """A slice of the tensor, float32; the shape must have been asked for before."""
         if self._last is None or self._last[0] != name:
             self._last = (name, self._make(name, self._shapes[name]))
-        part = self._last[1][rows or slice(None)]
+        whole = self._last[1] if at is None else self._last[1][at]
+        part = whole[rows or slice(None)]
         return part if cols is None else part[:, cols]
 
     def _make(self, name: str, shape: tuple[int, ...]) -> Tensor:

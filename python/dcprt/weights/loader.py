@@ -46,18 +46,26 @@ class Loader:
         """Whether the checkpoint has this tensor; a source without a list of names says no."""
         return name in self._checkpoint.names
 
-    def full(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The whole tensor."""
-        return self._gather(name, shape, 0, [(0, 0, shape[0])], shape[0])
+    def full(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        """The whole tensor; of another type than the model's where `dtype` says so."""
+        return self._gather(name, shape, 0, [(0, 0, shape[0])], shape[0], dtype=dtype)
 
-    def rows(self, name: str, shape: Sequence[int], start: int, stop: int, padded: int) -> Tensor:
-        """Rows `start` to `stop`, then zeros: [padded, cols], or [padded] of a 1-D tensor."""
-        return self._gather(name, shape, 0, self._range(shape, 0, start, stop, padded), padded)
+    def rows(
+        self, name: str, shape: Sequence[int], start: int, stop: int, padded: int, at: int | None = None
+    ) -> Tensor:
+        """Rows `start` to `stop`, then zeros: [padded, cols], or [padded] of a 1-D tensor.
 
-    def cols(self, name: str, shape: Sequence[int], start: int, stop: int, padded: int) -> Tensor:
-        """Columns `start` to `stop`, then zeros: [rows, padded], or [padded] of a 1-D tensor."""
+        With `at`, those of matrix `at` of a 3-D tensor.
+        """
+        dim = 0 if at is None else 1
+        return self._gather(name, shape, dim, self._range(shape, dim, start, stop, padded), padded, at)
+
+    def cols(
+        self, name: str, shape: Sequence[int], start: int, stop: int, padded: int, at: int | None = None
+    ) -> Tensor:
+        """Columns `start` to `stop`, then zeros: [rows, padded], or [padded] of a 1-D tensor. `at` as in `rows`."""
         dim = len(shape) - 1
-        return self._gather(name, shape, dim, self._range(shape, dim, start, stop, padded), padded)
+        return self._gather(name, shape, dim, self._range(shape, dim, start, stop, padded), padded, at)
 
     def head_rows(self, name: str, shape: Sequence[int], heads: Sequence[int], head_dim: int) -> Tensor:
         """The rows of `heads`, in that order, zeros for -1: [len(heads) * head_dim, cols], or 1-D."""
@@ -93,20 +101,34 @@ class Loader:
         assert stop - start <= padded, (start, stop, padded)
         return [(0, start, stop)] if stop > start else []
 
-    def _gather(self, name: str, shape: Sequence[int], dim: int, pieces: list[_Piece], size: int) -> Tensor:
-        """Copy pieces (place in the result, start, stop) along `dim`, which becomes `size` long."""
+    def _gather(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dim: int,
+        pieces: list[_Piece],
+        size: int,
+        at: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Copy pieces (place in the result, start, stop) along `dim`, which becomes `size` long.
+
+        With `at`, the result lacks the first dimension, and only that place of it is read.
+        """
         self._check(name, tuple(shape))
-        result_shape = list(shape)
-        result_shape[dim] = size
+        outer = 0 if at is None else 1
+        result_shape = list(shape[outer:])
+        result_shape[dim - outer] = size
         covered = sum(stop - start for _, start, stop in pieces)
         make = torch.empty if covered == size else torch.zeros
-        result = make(result_shape, dtype=self._dtype)
+        result = make(result_shape, dtype=dtype or self._dtype)
+        where = {} if at is None else {"at": at}
         for place, start, stop in pieces:
             assert 0 <= start < stop <= shape[dim], (name, start, stop, tuple(shape))
             cut = slice(start, stop)
             read = self._checkpoint.read
-            part = read(name, rows=cut) if dim == 0 else read(name, cols=cut)
-            result.narrow(dim, place, stop - start).copy_(part)
+            part = read(name, rows=cut, **where) if dim == outer else read(name, cols=cut, **where)
+            result.narrow(dim - outer, place, stop - start).copy_(part)
         if name not in self._seen:
             self._seen.add(name)
             if self._progress is not None:

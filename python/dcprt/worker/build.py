@@ -7,16 +7,21 @@ from pathlib import Path
 
 import torch
 
+from dcprt.attention.combine import choose
 from dcprt.attention.dcp import DcpAttention
+from dcprt.attention.plan import ContextCosts
 from dcprt.attention.torch_backend import TorchBackend
 from dcprt.comm.groups import Groups
+from dcprt.config import parse_bytes
 from dcprt.ids import Rank
 from dcprt.kv.layout import LayoutDescriptor
 from dcprt.kv.pool import KVPool
 from dcprt.models.base import ModelShard
-from dcprt.models.registry import build
+from dcprt.models.registry import build, ignored, open_checkpoint
+from dcprt.parallel.grid import RankHeads
+from dcprt.planner.capacity import ITEMSIZE
 from dcprt.planner.deployment import Deployment
-from dcprt.weights.checkpoint import Checkpoint, DummyCheckpoint
+from dcprt.weights.checkpoint import DummyCheckpoint, TensorSource
 from dcprt.weights.loader import Loader
 from dcprt.worker.worker import Worker
 
@@ -29,19 +34,42 @@ def build_worker(
     Raises:
         ModelError: a tensor is missing, extra or misshapen, or a file is damaged.
     """
-    spec, grid = deployment.spec, deployment.grid
-    heads = grid.heads(rank, spec.num_heads, spec.num_kv_heads)
-    attention = DcpAttention(heads, spec.head_dim, TorchBackend(), groups.dcp)
-    shard = ModelShard(grid, rank, heads, groups.world, attention)
-    checkpoint: Checkpoint | DummyCheckpoint
+    spec, grid, options = deployment.spec, deployment.grid, deployment.config.grid
+    heads = grid.heads(rank, spec.num_heads, spec.cached_heads)
+    attention = make_attention(deployment, heads, groups)
+    shard = ModelShard(grid, rank, heads, groups.world, attention, replicate_q=options.dcp_replicate_q, ep=options.ep)
+    checkpoint: TensorSource
     if deployment.config.model.load_format == "dummy":
         checkpoint = DummyCheckpoint(deployment.config.schedule.random_seed)
     else:
-        checkpoint = Checkpoint(Path(deployment.directory))
+        checkpoint = open_checkpoint(Path(deployment.directory), spec)
     load = Loader(checkpoint, getattr(torch, deployment.dtype), progress)
     model = build(spec, shard, load)
-    load.finish(["*.rotary_emb.inv_freq", *(["lm_head.weight"] if spec.tie_embeddings else [])])
+    load.finish(ignored(spec))
     descriptor = LayoutDescriptor(
-        deployment.layout, spec.num_layers, heads.kv_heads, spec.head_dim, deployment.dtype
+        layout=deployment.layout,
+        num_layers=spec.num_layers,
+        kv_heads=heads.kv_heads,
+        key_dim=spec.key_dim,
+        value_dim=spec.value_dim,
+        own_values=spec.mla is None,
+        dtype=deployment.dtype,
     )
     return Worker(model, KVPool(descriptor, deployment.num_pages), groups)
+
+
+def make_attention(deployment: Deployment, heads: RankHeads, groups: Groups) -> DcpAttention:
+    """The attention of one rank, with what its two ways of gathering cost."""
+    spec, options = deployment.spec, deployment.config.grid
+    itemsize, places = ITEMSIZE[deployment.dtype], len(heads.shard_q_heads)
+    raised = spec.mla is not None and options.dcp_replicate_q
+    out_dim = spec.mla.v_dim if spec.mla and raised else spec.value_dim
+    queries = 0 if options.dcp_replicate_q else spec.key_dim * itemsize
+    costs = ContextCosts(
+        query_bytes=places * (queries + 4 * (out_dim + 1)),
+        kv_bytes=len(heads.kv_heads) * spec.kv_elements_per_head * itemsize,
+        workspace=parse_bytes(options.dcp_workspace),
+    )
+    scale = spec.mla.softmax_scale if spec.mla else spec.head_dim**-0.5
+    combine = choose(options.dcp_comm, groups, places, out_dim)
+    return DcpAttention(heads, scale, TorchBackend(), groups.dcp, combine, costs)

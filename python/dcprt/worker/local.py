@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from dcprt.comm.groups import local_groups
 from dcprt.errors import RuntimeFailed
@@ -18,9 +19,12 @@ class LocalExecutor:
     """An `Executor` over `local` collectives. Close it, or use it as a context."""
 
     def __init__(self, deployment: Deployment) -> None:
+        """Raises what building a worker raises."""
         grid = deployment.grid
         self._groups = local_groups(grid.tp, grid.dcp)
-        self.workers = [build_worker(deployment, Rank(r), self._groups[r]) for r in range(grid.tp)]
+        with ThreadPoolExecutor(grid.tp) as pool:  # together, since ranks may measure collectives meanwhile
+            ranks = map(Rank, range(grid.tp))
+            self.workers = list(pool.map(build_worker, [deployment] * grid.tp, ranks, self._groups))
         self._plans: list[queue.Queue[StepPlan | None]] = [queue.Queue() for _ in self.workers]
         self._results: queue.Queue[StepResult | Exception] = queue.Queue()
         self._threads = [

@@ -152,7 +152,8 @@ class RowTable:
     def _slice(self, row: WorkerRow, start: int, stop: int) -> RowSlice:
         local_len = self._layout.local_len(self._dcp_rank, row.computed_len)
         pages = row.pages.view()[: self._layout.local_pages(local_len)]
-        return RowSlice(start, stop, row.computed_len, local_len, torch.from_numpy(pages))
+        lens = tuple(self._layout.local_len(rank, row.computed_len) for rank in range(self._layout.dcp))
+        return RowSlice(start, stop, row.computed_len, local_len, torch.from_numpy(pages), lens)
 
 
 def _tensor(parts: list[IntArray]) -> Tensor:

@@ -48,7 +48,7 @@ def test_context(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Non
         seen = [row.local_len] * len(queries)
         expected.append(attend(queries, k, v, groups, seen, 0.2))
         expected_lse.append(lse(queries, k, groups, seen, 0.2))
-    part = TorchBackend().context(q, k_pool, v_pool, plan_of(rows), 0.2)
+    part = TorchBackend().context(q, k_pool, v_pool, rows, 0.2)
     torch.testing.assert_close(part.out, torch.cat(expected).float(), atol=2e-6, rtol=2e-5)
     torch.testing.assert_close(part.lse, torch.cat(expected_lse).float(), atol=2e-6, rtol=2e-6)
 
@@ -59,7 +59,11 @@ def test_new_tokens(q_to_kv: list[int], new: list[int]) -> None:
     torch.manual_seed(len(new))
     kv_heads, dim = max(q_to_kv) + 1, 16
     total = sum(new)
-    q, k, v = torch.randn(total, len(q_to_kv), dim), torch.randn(total, kv_heads, dim), torch.randn(total, kv_heads, dim)
+    q, k, v = (
+        torch.randn(total, len(q_to_kv), dim),
+        torch.randn(total, kv_heads, dim),
+        torch.randn(total, kv_heads, dim),
+    )
     rows = rows_of(new, [0] * len(new), 4, [])
     part = TorchBackend().new_tokens(q, k, v, q_to_kv, plan_of(rows), 0.25)
     for row in rows:
@@ -70,5 +74,7 @@ def test_new_tokens(q_to_kv: list[int], new: list[int]) -> None:
 
 
 def test_no_rows() -> None:
-    part = TorchBackend().context(torch.zeros(0, 2, 8), torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8), plan_of([]), 1.0)
+    part = TorchBackend().context(
+        torch.zeros(0, 2, 8), torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8), [], 1.0
+    )
     assert part.out.shape == (0, 2, 8)

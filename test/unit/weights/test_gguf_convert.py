@@ -30,9 +30,7 @@ def quiet(line: str) -> None:
 
 def start_resolve(cache: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "DCPRT_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(
-        [sys.executable, "-c", RESOLVE], env=environment, stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([sys.executable, "-c", RESOLVE], env=environment, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +180,7 @@ def test_rope_scaling(write_gguf: Callable[..., Path], tmp_path: Path) -> None:
         ({"tokenizer.ggml.pre": "smolm"}, {}, ["tokenizer.ggml.pre", "'smolm'", "Did you mean 'smollm'"]),
         ({"tokenizer.ggml.pre": "default"}, {}, ["tokenizer.ggml.pre", "'default'"]),
         ({"tokenizer.ggml.pre": None}, {}, ["no tokenizer.ggml.pre"]),
-        ({"tokenizer.ggml.model": "llama"}, {}, ["tokenizer.ggml.model", "'llama'", "gpt2"]),
+        ({"tokenizer.ggml.model": "bert"}, {}, ["tokenizer.ggml.model", "'bert'", "gpt2", "llama"]),
         ({"llama.expert_count": 8}, {}, ["llama.expert_count"]),
         ({"llama.block_count": None}, {}, ["llama.block_count"]),
         ({"llama.block_count": "two"}, {}, ["llama.block_count", "'two'"]),

@@ -1,0 +1,121 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the cache holds one latent a token, for all heads.
+
+Two forms of the same product. New tokens among themselves: keys and values are projected up from the latents, heads
+are small. Over the cache: the up-projection of keys is absorbed into the queries, so that they meet the latents
+themselves, as one KV head; outputs are latents too, and are projected up afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dcprt.attention.dcp import Queries, Up, ValueUp, stack_heads
+from dcprt.attention.partial import Partial, merge
+from dcprt.config import MLASpec, ModelSpec
+from dcprt.kv.pool import LayerKV
+from dcprt.layers.linear import Linear, SummedLinear
+from dcprt.layers.norm import RMSNorm
+from dcprt.layers.rotary import Rotary
+from dcprt.models.base import ModelShard, StepInput
+from dcprt.models.decoder import Angles
+from dcprt.weights.loader import Loader
+
+LATENT_EPS = 1e-6
+"""Of the norms between the low-rank projections, whatever the model's own is."""
+
+
+class LatentAttention:
+    """Own query heads; the latents of all new tokens, which every rank computes."""
+
+    def __init__(self, spec: ModelSpec, shard: ModelShard, load: Loader, name: str) -> None:
+        assert spec.mla is not None
+        mla, self._attend, self._replicated = spec.mla, shard.attention, shard.replicate_q
+        self._latent_dim = mla.kv_lora_rank
+        heads = shard.heads.shard_q_heads if shard.replicate_q else shard.heads.q_heads
+        self._query = LatentQuery(spec, mla, load, name, heads)
+        hidden, latent = spec.hidden_size, mla.kv_lora_rank + mla.rope_dim
+        down = load.full(f"{name}.kv_a_proj_with_mqa.weight", (latent, hidden))
+        bias = load.full(f"{name}.kv_a_proj_with_mqa.bias", (latent,)) if spec.attention_bias else None
+        self._down = Linear(
+            _halved(spec, down, mla.rope_dim), None if bias is None else _halved(spec, bias, mla.rope_dim)
+        )
+        self._norm = RMSNorm(load.full(f"{name}.kv_a_layernorm.weight", (mla.kv_lora_rank,)), LATENT_EPS)
+        dim = mla.nope_dim + mla.v_dim
+        ups = load.head_rows(f"{name}.kv_b_proj.weight", (spec.num_heads * dim, mla.kv_lora_rank), heads, dim)
+        ups = ups.view(len(heads), dim, mla.kv_lora_rank)
+        self._key_up, self._value_up = ups[:, : mla.nope_dim], ups[:, mla.nope_dim :]
+        out = (hidden, spec.num_heads * mla.v_dim)
+        out_bias = load.full(f"{name}.o_proj.bias", (hidden,)) if spec.attention_bias else None
+        weight = load.head_cols(f"{name}.o_proj.weight", out, shard.heads.q_heads, mla.v_dim)
+        self._out = SummedLinear(weight, shard.world, out_bias)
+
+    def __call__(self, x: Tensor, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
+        nope, rope = self._query(x, angles)
+        down = self._down(x)
+        latent = self._norm(down[:, : self._latent_dim].float())
+        turned = Rotary.rotate(down[:, None, self._latent_dim :], angles)
+        part = self._new_tokens(nope, rope, latent, turned, step)
+        if step.attention.any_context:
+            absorbed = torch.cat([torch.einsum("thd,hdl->thl", nope, self._key_up), rope], dim=-1)
+            queries = Queries(self._own(absorbed), absorbed if self._replicated else None)
+            part = merge(self._attend.context(queries, kv, step.attention, self._raise()), part)
+        cached = torch.cat([latent[:, None], turned], dim=-1)
+        kv.store(cached, None, step.attention.store_tokens, step.attention.store_slots)
+        return self._out(part.out.to(x.dtype).flatten(1))
+
+    def _new_tokens(self, nope: Tensor, rope: Tensor, latent: Tensor, turned: Tensor, step: StepInput) -> Partial:
+        """Unabsorbed: keys [tokens, own heads, nope_dim + rope_dim], values [tokens, own heads, v_dim]."""
+        keys = torch.einsum("tl,hdl->thd", latent, self._own_weights(self._key_up))
+        values = torch.einsum("tl,hdl->thd", latent, self._own_weights(self._value_up))
+        k = torch.cat([keys, turned.expand(-1, keys.shape[1], -1)], dim=-1)
+        q = self._own(torch.cat([nope, rope], dim=-1))
+        return self._attend.new_tokens(q, k, values, tuple(range(keys.shape[1])), step.attention)
+
+    def _own(self, q: Tensor) -> Tensor:
+        return q[:, self._attend.own_places] if self._replicated else q
+
+    def _own_weights(self, up: Tensor) -> Tensor:
+        return up[self._attend.own_places] if self._replicated else up
+
+    def _raise(self) -> ValueUp:
+        """Outputs to values: of the own heads, or of the whole shard before they are combined."""
+
+        def up(weights: Tensor) -> Up:
+            return lambda out: torch.einsum("thl,hdl->thd", out.to(weights.dtype), weights).float()
+
+        return ValueUp(up(self._own_weights(self._value_up)), up(self._value_up) if self._replicated else None)
+
+
+class LatentQuery:
+    """Queries of `heads`, projected at once or through a low rank."""
+
+    def __init__(self, spec: ModelSpec, mla: MLASpec, load: Loader, name: str, heads: tuple[int, ...]) -> None:
+        dim, width = mla.nope_dim + mla.rope_dim, mla.q_lora_rank or spec.hidden_size
+        self._nope, self._count, self._first = mla.nope_dim, len(heads), None
+        if mla.q_lora_rank:
+            bias = load.full(f"{name}.q_a_proj.bias", (width,)) if spec.attention_bias else None
+            self._first = Linear(load.full(f"{name}.q_a_proj.weight", (width, spec.hidden_size)), bias)
+            self._norm = RMSNorm(load.full(f"{name}.q_a_layernorm.weight", (width,)), LATENT_EPS)
+        last = f"{name}.q_b_proj.weight" if mla.q_lora_rank else f"{name}.q_proj.weight"
+        weight = load.head_rows(last, (spec.num_heads * dim, width), heads, dim)
+        by_head = [_halved(spec, part, mla.rope_dim) for part in weight.view(len(heads), dim, width)]
+        self._last = Linear(torch.cat(by_head))
+
+    def __call__(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+        """[tokens, heads, nope_dim] and, rotated, [tokens, heads, rope_dim]."""
+        if self._first is not None:
+            x = self._norm(self._first(x).float())
+        q = stack_heads(self._last(x), self._count)
+        return q[..., : self._nope], Rotary.rotate(q[..., self._nope :], angles)
+
+
+def _halved(spec: ModelSpec, rows: Tensor, rope_dim: int) -> Tensor:
+    """The last `rope_dim` rows from interleaved pairs, where the checkpoint has them so, to two halves.
+
+    Scores do not change, since queries and keys are reordered alike.
+    """
+    if not spec.rope_interleaved:
+        return rows
+    start = len(rows) - rope_dim
+    return torch.cat([rows[:start], rows[start::2], rows[start + 1 :: 2]])
