@@ -1,6 +1,6 @@
-"""Writes the pages that follow from the code: configuration.md and metrics.md. `--check` only compares.
+"""Writes the pages that follow from the code: configuration.md, metrics.md and models.md. `--check` only compares.
 
-    python docs/generate.py
+python docs/generate.py
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dcprt.config import Config, flag_type
 from dcprt.metrics import Metrics
+from dcprt.models.registry import NOT_SERVED, rows
 
 HERE = Path(__file__).parent
 HEAD = "<!-- Written by docs/generate.py; change the code it describes, then run `make docs`. -->\n\n"
@@ -45,9 +46,32 @@ def metrics() -> str:
         "| name | kind | labels | meaning |",
         "| --- | --- | --- | --- |",
     ]
-    for entry in Metrics().describe():
-        lines.append(f"| `{entry.name}` | {entry.kind} | {', '.join(entry.labels)} | {entry.text} |")
+    lines += [f"| `{x.name}` | {x.kind} | {', '.join(x.labels)} | {x.text} |" for x in Metrics().describe()]
     return HEAD + "\n".join([*lines, ""])
+
+
+def models() -> str:
+    """A table of architectures, from the registry."""
+    served = [f"| `{name}` | `{module}` | {found} | {special} |" for name, module, found, special in rows()]
+    refused = [f"| `{name}` | {need} |" for name, need in NOT_SERVED.items()]
+    lines = [
+        "# Models\n",
+        "The first name in `architectures` of a checkpoint's `config.json` decides. Weights are safetensors in "
+        "float32, bfloat16 or float16, or e4m3 with a scale per block (`quant_method` fp8 with `weight_block_size`), "
+        "which are dequantized as they are read. Every architecture runs on every grid; `--ep` cuts experts by expert "
+        "instead of by width. [Adding a model](adding-a-model.md) says how to add one.\n",
+        "| architecture | module | checkpoints | what is special |",
+        "| --- | --- | --- | --- |",
+        *served,
+        "\nRefused by name, for what they need:\n",
+        "| architecture | needs |",
+        "| --- | --- |",
+        *refused,
+        "\nSo is any checkpoint of a served architecture whose `config.json` asks for sliding windows "
+        "(`sliding_window` of Mistral, `use_sliding_window` of Qwen, `layer_types`), for another quantization, or for "
+        "a rope scaling other than linear, dynamic, llama3 and yarn.\n",
+    ]
+    return HEAD + "\n".join(lines)
 
 
 def main() -> int:
@@ -55,7 +79,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not current")
     check = parser.parse_args().check
     stale = []
-    for name, text in (("configuration.md", configuration()), ("metrics.md", metrics())):
+    for name, text in (("configuration.md", configuration()), ("metrics.md", metrics()), ("models.md", models())):
         page = HERE / name
         if not page.exists() or page.read_text() != text:
             stale.append(name)

@@ -76,9 +76,7 @@ async def serve(config: Config, sock: socket.socket, log: logging.Logger) -> int
     return status
 
 
-async def _run(
-    config: Config, service: Service, sock: socket.socket, stop: asyncio.Event, log: logging.Logger
-) -> int:
+async def _run(config: Config, service: Service, sock: socket.socket, stop: asyncio.Event, log: logging.Logger) -> int:
     """Start the model, say so, and wait for the end."""
     from dcprt.runtime.prepare import prepare
     from dcprt.runtime.runtime import Runtime
@@ -158,7 +156,14 @@ def _ready_line(deployment: Deployment, sock: socket.socket, api_key: str | None
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, bind, serve; a user's mistake is one line and exit status 2."""
     try:
-        config = parse_args(sys.argv[1:] if argv is None else argv)
+        return _main(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:  # before `serve` took the signals over
+        return 0
+
+
+def _main(argv: Sequence[str]) -> int:
+    try:
+        config = parse_args(argv)
         sock = bind(config.server)
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -170,8 +175,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     log = logs.setup("api", config.server.log_level)
     try:
         return uvloop.run(serve(config, sock, log))
-    except KeyboardInterrupt:  # before `serve` took the signals over
-        return 0
     except DcprtError as error:
         log.error("%s", error)
         return 2 if isinstance(error, ConfigError) else 1

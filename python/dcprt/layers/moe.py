@@ -47,7 +47,7 @@ class Router:
     def _in_best_groups(self, preferred: Tensor) -> Tensor:
         """-inf for experts outside the best groups."""
         moe = self._moe
-        grouped = preferred.unflatten(-1, (moe.groups, -1))
+        grouped = torch.unflatten(preferred, -1, (moe.groups, -1))
         score = grouped.amax(-1) if moe.group_score == "max" else grouped.topk(2, dim=-1).values.sum(-1)
         best = score.topk(moe.top_groups, dim=-1).indices
         outside = torch.ones_like(score, dtype=torch.bool).scatter(-1, best, False)

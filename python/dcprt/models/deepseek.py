@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dcprt.config import ModelSpec
 from dcprt.models.base import ModelShard
-from dcprt.models.decoder import Decoder, Layer, gated_mlp, layer
+from dcprt.models.decoder import Decoder, Layer, layer
+from dcprt.models.experts import feed_forward
 from dcprt.models.latent import LatentAttention
 from dcprt.weights.loader import Loader
 
@@ -12,8 +13,8 @@ from dcprt.weights.loader import Loader
 def build(spec: ModelSpec, shard: ModelShard, load: Loader) -> Decoder:
     """Latent attention everywhere; the first layers have a plain MLP, the others experts."""
 
-    def make(_: int, name: str) -> Layer:
-        mlp = gated_mlp(spec, shard, load, f"{name}.mlp")
+    def make(index: int, name: str) -> Layer:
+        mlp = feed_forward(spec, shard, load, f"{name}.mlp", index)
         return layer(spec, load, name, LatentAttention(spec, shard, load, f"{name}.self_attn"), mlp)
 
     return Decoder(spec, shard, load, make)

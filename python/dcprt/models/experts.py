@@ -15,9 +15,7 @@ from dcprt.parallel.grid import split_evenly
 from dcprt.weights.loader import Loader
 
 
-def feed_forward(
-    spec: ModelSpec, shard: ModelShard, load: Loader, name: str, index: int
-) -> Callable[[Tensor], Tensor]:
+def feed_forward(spec: ModelSpec, shard: ModelShard, load: Loader, name: str, index: int) -> Callable[[Tensor], Tensor]:
     """What layer `index` has beside its attention: experts where `spec.moe` says so, else a gated MLP."""
     moe = spec.moe
     if moe is None or not moe.routed(index):
@@ -30,9 +28,7 @@ def feed_forward(
     experts = _experts(moe, hidden, shard, load, f"{name}.experts")
     shared = None
     if moe.shared_width:
-        shared = gated_mlp(
-            spec, shard, load, f"{name}.shared_experts", width=moe.shared_width, summed=False
-        )
+        shared = gated_mlp(spec, shard, load, f"{name}.shared_experts", width=moe.shared_width, summed=False)
     return MoE(router, experts, shared, shard.world)
 
 
@@ -68,7 +64,7 @@ def _single(
 def _fused(
     load: Loader, name: str, i: int, sizes: tuple[int, int, int], cut: tuple[int, int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same where all experts are stacked: gate and up [experts, 2 * width, hidden], down [experts, hidden, width]."""
+    """The same where all are stacked: gate and up [experts, 2 * width, hidden], down [experts, hidden, width]."""
     count, width, hidden = sizes
     start, stop, padded = cut
     gate, up = (

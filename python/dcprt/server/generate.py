@@ -15,7 +15,7 @@ from dcprt.messages import TextLogprob, TextRequest
 from dcprt.runtime.runtime import Stream
 from dcprt.server.http import DONE, EventStream, event, json_response, while_connected
 from dcprt.server.protocol import GenerateBody
-from dcprt.server.service import Choice, Service, new_id, text_request
+from dcprt.server.service import Choice, Service, close_all, new_id, text_request
 
 
 def _requests(body: GenerateBody) -> list[TextRequest]:
@@ -102,7 +102,7 @@ def router(service: Service) -> APIRouter:
         group = body.rid if isinstance(body.rid, str) else ""
         if body.stream:
             streams = await while_connected(http.receive, service.start(requests, group))
-            return EventStream(_events(service, streams, start, body))
+            return EventStream(_events(service, streams, start, body), lambda: close_all(streams))
         choices = await while_connected(http.receive, service.collect(requests, group))
         answers = [_answer(r.rid, choice, start, body) for r, choice in zip(requests, choices, strict=True)]
         return json_response(answers if body.is_batch else answers[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import orjson
@@ -106,15 +106,17 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events from an iterator, which is closed as soon as the client is gone.
+    """Server-sent events from an iterator, which is cancelled as soon as the client is gone.
 
+    `close` is called in the end, even if the client went before the iterator was ever started.
     An error after the start is the last event, since the status has been sent.
     """
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._events = events
+        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
@@ -122,6 +124,8 @@ class EventStream(Response):
             await while_connected(receive, self._pump(send))
         except ClientGone:
             return
+        finally:
+            self._close()
 
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

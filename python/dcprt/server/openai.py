@@ -15,7 +15,7 @@ from dcprt.params import SamplingParams
 from dcprt.runtime.runtime import Stream
 from dcprt.server.http import DONE, EventStream, event, json_response, while_connected
 from dcprt.server.protocol import ChatBody, CompletionBody, OpenAIBody
-from dcprt.server.service import Choice, Service, new_id, text_request
+from dcprt.server.service import Choice, Service, close_all, new_id, text_request
 from dcprt.server.shapes import ChatShape, CompletionShape, Shape
 
 COMPLETION_MAX_TOKENS = 16
@@ -59,7 +59,7 @@ class Answer:
             choices = await while_connected(http.receive, self._service.collect(requests, self.id))
             return json_response(self._whole(choices))
         streams = await while_connected(http.receive, self._service.start(requests, self.id))
-        return EventStream(self._chunks(streams))
+        return EventStream(self._chunks(streams), lambda: close_all(streams))
 
     def _choices(self, prompts: Sequence[TextRequest]) -> list[TextRequest]:
         """`n` requests a prompt, each with a seed of its own, the first with the one given."""

@@ -98,8 +98,7 @@ class Service:
             await asyncio.gather(*(stream.accepted() for stream in streams))
         except BaseException:
             self._groups.pop(group, None)
-            for stream in streams:
-                stream.close()
+            close_all(streams)
             raise
         return streams
 
@@ -142,8 +141,7 @@ class Service:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for stream in streams:
-                stream.close()
+            close_all(streams)
             mine = {stream.rid for stream in streams}
             self._groups = {name: rids for name, rids in self._groups.items() if not mine.intersection(rids)}
 
@@ -154,6 +152,12 @@ class Service:
         async for index, item in self.events(streams):
             choices[index].add(item)
         return choices
+
+
+def close_all(streams: Sequence[Stream]) -> None:
+    """Abort those that have not ended."""
+    for stream in streams:
+        stream.close()
 
 
 def text_request(rid: str, prompt: Prompt, sampling: SamplingParams) -> TextRequest:

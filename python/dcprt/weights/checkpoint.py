@@ -29,9 +29,7 @@ class TensorSource(Protocol):
     def shape(self, name: str, expected: tuple[int, ...]) -> tuple[int, ...] | None:
         """The shape of a tensor, or None where there is no such tensor."""
 
-    def read(
-        self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None
-    ) -> Tensor:
+    def read(self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None) -> Tensor:
         """`rows` of the first and `cols` of the second dimension, in the type it is stored in.
 
         `at` is the place in a dimension before these two, which the result does not have.
@@ -77,9 +75,7 @@ class Checkpoint:
         file = self._files.get(name)
         return None if file is None else tuple(file.get_slice(name).get_shape())
 
-    def read(
-        self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None
-    ) -> Tensor:
+    def read(self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None) -> Tensor:
         """`rows` of the first and `cols` of the second dimension (None: all), in the type it is stored in.
 
         `at` is the place in a dimension before these two, which the result does not have. The result may share memory
@@ -157,9 +153,7 @@ class DummyCheckpoint:
             self._last = None
         return expected
 
-    def read(
-        self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None
-    ) -> Tensor:
+    def read(self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None) -> Tensor:
         """A slice of the tensor, float32; the shape must have been asked for before."""
         if self._last is None or self._last[0] != name:
             self._last = (name, self._make(name, self._shapes[name]))

@@ -19,9 +19,7 @@ class Fields:
         self.prefix = prefix
 
     def wrong(self, field: str, wanted: str) -> ModelError:
-        return ModelError(
-            f"{self.path}: {self.prefix}{field} must be {wanted}, but is {self.values.get(field)!r}."
-        )
+        return ModelError(f"{self.path}: {self.prefix}{field} must be {wanted}, but is {self.values.get(field)!r}.")
 
     def integer(self, field: str, default: int | None = None) -> int:
         """A positive integer; `null` counts as missing."""

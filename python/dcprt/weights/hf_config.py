@@ -16,7 +16,8 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 def read_spec(directory: Path) -> ModelSpec:
     """Read config.json, and the end tokens of generation_config.json where that exists.
 
-    Defaults of missing fields are those of the architecture's configuration in transformers.
+    Missing fields take the defaults of transformers: those that families share of its LlamaConfig, the others of the
+    family's own.
 
     Raises:
         ModelError: no or damaged JSON, a field missing or wrong (named), or something not supported (named).
@@ -72,7 +73,7 @@ def _architecture(fields: Fields) -> str:
     else:
         raise fields.wrong("architectures", "a list with the name of the architecture")
     if name in NOT_SERVED:
-        raise ModelError(f"{fields.path}: the architecture {name} needs {NOT_SERVED[name]}, which are not served.")
+        raise ModelError(f"{fields.path}: the architecture {name} is not supported: it needs {NOT_SERVED[name]}.")
     if name not in ARCHITECTURES:
         raise ModelError(
             f"{fields.path}: the architecture {name} is not supported; supported: {', '.join(ARCHITECTURES)}."

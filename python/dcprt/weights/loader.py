@@ -122,12 +122,11 @@ class Loader:
         covered = sum(stop - start for _, start, stop in pieces)
         make = torch.empty if covered == size else torch.zeros
         result = make(result_shape, dtype=dtype or self._dtype)
-        where = {} if at is None else {"at": at}
         for place, start, stop in pieces:
             assert 0 <= start < stop <= shape[dim], (name, start, stop, tuple(shape))
             cut = slice(start, stop)
-            read = self._checkpoint.read
-            part = read(name, rows=cut, **where) if dim == outer else read(name, cols=cut, **where)
+            rows, cols = (cut, None) if dim == outer else (None, cut)
+            part = self._checkpoint.read(name, rows, cols, at)
             result.narrow(dim - outer, place, stop - start).copy_(part)
         if name not in self._seen:
             self._seen.add(name)

@@ -48,14 +48,11 @@ def read_rope(fields: Fields, max_position: int) -> RopeSpec:
     nested = [name for name, value in scaling.values.items() if isinstance(value, dict)]
     if nested:
         raise ModelError(
-            f"{fields.path}: {scaling.prefix}{nested[0]}: one rotary embedding per kind of layer "
-            f"is not supported."
+            f"{fields.path}: {scaling.prefix}{nested[0]}: one rotary embedding per kind of layer is not supported."
         )
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in _KINDS:
-        raise ModelError(
-            f"{fields.path}: {scaling.prefix}rope_type is {kind!r}; supported: {', '.join(_KINDS)}."
-        )
+        raise ModelError(f"{fields.path}: {scaling.prefix}rope_type is {kind!r}; supported: {', '.join(_KINDS)}.")
     if kind == "default":
         return RopeSpec(theta=theta)
     factor = scaling.number("factor")

@@ -29,9 +29,7 @@ class Renamed:
         """See `TensorSource`."""
         return self._source.shape(self._stored.get(name, name), expected)
 
-    def read(
-        self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None
-    ) -> Tensor:
+    def read(self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None) -> Tensor:
         """See `TensorSource`."""
         return self._source.read(self._stored[name], rows, cols, at)
 
@@ -53,8 +51,9 @@ class BlockScaled:
     def __init__(self, source: TensorSource, block: Sequence[int]) -> None:
         self._source = source
         self._block = block
-        self._names = {name for name in source.names if name.removesuffix(SCALE) not in source.names or
-                       not name.endswith(SCALE)}
+        self._names = {
+            name for name in source.names if name.removesuffix(SCALE) not in source.names or not name.endswith(SCALE)
+        }
 
     @property
     def names(self) -> Collection[str]:
@@ -64,9 +63,7 @@ class BlockScaled:
         """See `TensorSource`."""
         return self._source.shape(name, expected)
 
-    def read(
-        self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None
-    ) -> Tensor:
+    def read(self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None) -> Tensor:
         """See `TensorSource`; float32 where the stored tensor is e4m3. Reads only the scales of the slice.
 
         Raises:
@@ -76,8 +73,13 @@ class BlockScaled:
         if part.dtype != torch.float8_e4m3fn:
             return part
         height, width = self._check_scales(name)
-        blocks, inside = zip(*(_blocks(cut, size, block) for cut, size, block in
-                               zip((rows, cols), (height, width), self._block, strict=True)), strict=True)
+        blocks, inside = zip(
+            *(
+                _blocks(cut, size, block)
+                for cut, size, block in zip((rows, cols), (height, width), self._block, strict=True)
+            ),
+            strict=True,
+        )
         scale = self._source.read(name + SCALE, blocks[0], blocks[1], at).float()
         return part.float() * scale[inside[0]][:, inside[1]]
 

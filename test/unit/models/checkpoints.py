@@ -119,8 +119,6 @@ def assert_family(
     **options: Any,
 ) -> None:
     """Prompts of all lengths on one grid; `chunk` is the most prompt tokens of a step."""
-    with Harness(
-        directory, tp=grid[0], dcp=grid[1], page_size=4, chunked_prefill_size=chunk, **options
-    ) as harness:
+    with Harness(directory, tp=grid[0], dcp=grid[1], page_size=4, chunked_prefill_size=chunk, **options) as harness:
         for length in lengths:
             assert_agrees(harness, model, prompt_of(length, seed=length))

@@ -111,6 +111,14 @@ def test_rope(tmp_path: Path, fields: dict[str, Any], expected: RopeSpec) -> Non
     assert spec(tmp_path, **fields).rope == expected
 
 
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+
+
+def test_fp8_blocks(tmp_path: Path) -> None:
+    assert spec(tmp_path, quantization_config=FP8).fp8_block == (128, 128)
+    assert spec(tmp_path).fp8_block == ()
+
+
 @pytest.mark.parametrize("kind", ["default", "linear", "dynamic", "llama3", "yarn"])
 def test_rope_as_transformers_writes_it(tmp_path: Path, kind: str) -> None:
     transformers = pytest.importorskip("transformers")
@@ -134,7 +142,10 @@ def test_rope_as_transformers_writes_it(tmp_path: Path, kind: str) -> None:
     ("fields", "words"),
     [
         ({"architectures": ["LlamaForCausalLn"]}, ["LlamaForCausalLn", "supported: LlamaForCausalLM"]),
-        ({"architectures": ["MistralForCausalLM"]}, ["MistralForCausalLM"]),
+        ({"architectures": ["GptOssForCausalLM"]}, ["GptOssForCausalLM", "attention sinks"]),
+        ({"architectures": ["Qwen3NextForCausalLM"]}, ["Qwen3NextForCausalLM", "recurrent layers"]),
+        ({"architectures": ["BloomForCausalLM"]}, ["BloomForCausalLM", "Glm4MoeForCausalLM"]),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types", "sliding_attention"]),
         ({"architectures": []}, ["architectures"]),
         ({"architectures": None}, ["architectures"]),
         ({"vocab_size": None}, ["vocab_size", "missing"]),
@@ -149,6 +160,10 @@ def test_rope_as_transformers_writes_it(tmp_path: Path, kind: str) -> None:
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
         ({"torch_dtype": "float8_e4m3fn"}, ["torch_dtype", "float8_e4m3fn"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq"]),
+        ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config", "without e4m3 blocks"]),
+        ({"quantization_config": {**FP8, "fmt": "e5m2"}}, ["quantization_config", "without e4m3 blocks"]),
+        ({"quantization_config": {**FP8, "weight_block_size": [128]}}, ["quantization_config.weight_block_size"]),
+        ({"quantization_config": {**FP8, "weight_block_size": [128, 0]}}, ["quantization_config.weight_block_size"]),
         (
             {"rope_scaling": {"type": "longrope", "factor": 2.0}},
             ["rope_scaling.rope_type", "longrope", "yarn"],

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -42,9 +44,11 @@ class Counting:
         self.shape = inner.shape
         self.reads: list[tuple[slice | None, slice | None]] = []
 
-    def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> torch.Tensor:
+    def read(
+        self, name: str, rows: slice | None = None, cols: slice | None = None, at: int | None = None
+    ) -> torch.Tensor:
         self.reads.append((rows, cols))
-        return self.inner.read(name, rows, cols)
+        return self.inner.read(name, rows, cols, at)
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,6 +94,23 @@ def test_consecutive_heads_are_one_read(source: Checkpoint) -> None:
     counting = Counting(source)
     Loader(counting, torch.float32).head_rows("w", SHAPE, [1, 2, 3, -1, 4, 4, 0], HEAD_DIM)
     assert [rows for rows, _ in counting.reads] == [slice(4, 16), slice(16, 20), slice(16, 20), slice(0, 4)]
+
+
+def test_one_matrix_of_a_stack(tmp_path: Path) -> None:
+    stack = torch.arange(60, dtype=torch.float32).view(3, 4, 5)
+    save_file({"s": stack}, tmp_path / "model.safetensors")
+    loader = Loader(Checkpoint(tmp_path), torch.float32)
+    assert torch.equal(loader.rows("s", (3, 4, 5), 1, 3, 2, at=2), stack[2, 1:3])
+    padded = loader.cols("s", (3, 4, 5), 3, 5, 4, at=1)
+    assert torch.equal(padded[:, :2], stack[1, :, 3:]) and padded.shape == (4, 4) and not padded[:, 2:].any()
+    assert loader.rows("s", (3, 4, 5), 0, 0, 0, at=0).shape == (0, 5)
+    dummy = Loader(DummyCheckpoint(1), torch.float32)
+    assert torch.equal(dummy.rows("s", (3, 4, 5), 0, 2, 2, at=2), dummy.full("s", (3, 4, 5))[2, :2])
+
+
+def test_another_type_than_the_model(source: Checkpoint, tensors: dict[str, torch.Tensor]) -> None:
+    found = Loader(source, torch.bfloat16).full("b", (20,), torch.float32)
+    assert found.dtype == torch.float32 and torch.equal(found, tensors["b"])
 
 
 def test_full_is_a_copy(source: Checkpoint, tensors: dict[str, torch.Tensor]) -> None:
