@@ -19,6 +19,11 @@ def collective_timeout_s() -> float:
     return float(os.environ.get("DCPRT_COLLECTIVE_TIMEOUT", "60"))
 
 
+def replicate_q() -> bool:
+    """`$DCPRT_DCP_Q_REPLICATE=1` stands for `--dcp-replicate-q`."""
+    return os.environ.get("DCPRT_DCP_Q_REPLICATE", "") not in ("", "0")
+
+
 def comm_backend() -> str:
     """`$DCPRT_COMM` forces `shm` or `gloo`; empty means: `shm` where its kernels are installed."""
     return os.environ.get("DCPRT_COMM", "")

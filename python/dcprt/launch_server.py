@@ -124,13 +124,15 @@ def _on_signals() -> asyncio.Event:
 
 
 def _describe(deployment: Deployment) -> list[str]:
-    from dcprt.planner.capacity import describe_grid, page_bytes
+    from dcprt.planner.capacity import page_bytes
+    from dcprt.planner.grid_report import describe_grid
 
+    options = deployment.config.grid
     shape = (deployment.spec, deployment.grid, deployment.layout, deployment.dtype)
     mebibytes = deployment.num_pages * page_bytes(*shape) / 2**20
     slower = [] if find_spec("dcprt_kernel") else ["dcprt-kernel is not installed: torch and gloo do its work, slower"]
     return [
-        *describe_grid(*shape),
+        *describe_grid(*shape, replicate_q=options.dcp_replicate_q, ep=options.ep),
         f"KV cache: {deployment.capacity_tokens:,} tokens, up to {mebibytes:,.0f} MiB a rank, taken as it is used",
         f"{deployment.dtype}, {deployment.comm} collectives, {deployment.threads} thread(s) a rank",
         *slower,

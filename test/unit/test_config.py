@@ -11,7 +11,6 @@ from dcprt.config import (
     GridConfig,
     KVConfig,
     ModelConfig,
-    ModelSpec,
     ScheduleConfig,
     ServerConfig,
     build_parser,
@@ -19,6 +18,7 @@ from dcprt.config import (
     parse_bytes,
 )
 from dcprt.errors import ConfigError, GridError
+from dcprt.spec import ModelSpec
 
 DOMAINS = {
     "model": ModelConfig,
@@ -264,4 +264,4 @@ def test_every_field_has_help_and_one_home() -> None:
 
 
 def test_the_shape_of_a_checkpoint_counts_its_kv() -> None:
-    assert ModelSpec("L", 1, 1, 1, 30, 9, 3, 64, 8192).kv_elements_per_token == 384
+    assert ModelSpec("L", 1, 1, 1, 30, 9, 3, 64, 8192).kv_elements_per_head == 128

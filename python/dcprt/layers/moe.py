@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcprt.comm.protocol import Collective
-from dcprt.config import MoESpec
 from dcprt.layers.mlp import GatedMLP
+from dcprt.spec import MoESpec
 
 
 class Router:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dcprt.config import RopeSpec
+from dcprt.spec import RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:

@@ -10,10 +10,10 @@ from torch import Tensor
 from dcprt.attention.dcp import DcpAttention
 from dcprt.attention.plan import AttentionPlan
 from dcprt.comm.protocol import Collective
-from dcprt.config import ModelSpec
 from dcprt.ids import Rank
 from dcprt.kv.pool import KVPool
 from dcprt.parallel.grid import Grid, RankHeads
+from dcprt.spec import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from dcprt.attention.dcp import Queries, stack_heads
-from dcprt.config import ModelSpec
 from dcprt.kv.pool import KVPool, LayerKV
 from dcprt.layers.linear import Linear, SummedLinear, VocabEmbedding, VocabLogits
 from dcprt.layers.mlp import GatedMLP
 from dcprt.layers.norm import RMSNorm
 from dcprt.layers.rotary import Rotary
 from dcprt.models.base import ModelShard, StepInput
+from dcprt.spec import ModelSpec
 from dcprt.weights.loader import Loader
 
 Angles = tuple[Tensor, Tensor]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dcprt.config import ModelSpec
 from dcprt.models.base import ModelShard
 from dcprt.models.decoder import Decoder, Layer, layer
 from dcprt.models.experts import feed_forward
 from dcprt.models.latent import LatentAttention
+from dcprt.spec import ModelSpec
 from dcprt.weights.loader import Loader
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dcprt.config import ModelSpec, MoESpec
 from dcprt.layers.moe import Experts, MoE, Router
 from dcprt.models.base import ModelShard
 from dcprt.models.decoder import gated_mlp
 from dcprt.parallel.grid import split_evenly
+from dcprt.spec import ModelSpec, MoESpec
 from dcprt.weights.loader import Loader
 
 

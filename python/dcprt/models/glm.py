@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dcprt.config import ModelSpec
 from dcprt.models.base import ModelShard
 from dcprt.models.decoder import Decoder, GQAttention, Layer, layer
 from dcprt.models.experts import feed_forward
+from dcprt.spec import ModelSpec
 from dcprt.weights.loader import Loader
 
 

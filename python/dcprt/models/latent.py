@@ -12,13 +12,13 @@ from torch import Tensor
 
 from dcprt.attention.dcp import Queries, Up, ValueUp, stack_heads
 from dcprt.attention.partial import Partial, merge
-from dcprt.config import MLASpec, ModelSpec
 from dcprt.kv.pool import LayerKV
 from dcprt.layers.linear import Linear, SummedLinear
 from dcprt.layers.norm import RMSNorm
 from dcprt.layers.rotary import Rotary
 from dcprt.models.base import ModelShard, StepInput
 from dcprt.models.decoder import Angles
+from dcprt.spec import MLASpec, ModelSpec
 from dcprt.weights.loader import Loader
 
 LATENT_EPS = 1e-6

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dcprt.config import ModelSpec
 from dcprt.models.base import ModelShard
 from dcprt.models.decoder import Decoder, GQAttention, Layer, gated_mlp, layer
+from dcprt.spec import ModelSpec
 from dcprt.weights.loader import Loader
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dcprt.config import ModelSpec
 from dcprt.errors import ModelError
+from dcprt.spec import ModelSpec
 from dcprt.weights import families
 from dcprt.weights.config_fields import Fields
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcprt.config import Config, ModelSpec, parse_bytes
+from dcprt.config import Config, parse_bytes
 from dcprt.errors import ConfigError
 from dcprt.ids import Rank
 from dcprt.kv.layout import Layout
-from dcprt.parallel.grid import PADDING, Grid
+from dcprt.parallel.grid import Grid
 from dcprt.planner import host
+from dcprt.spec import ModelSpec
 
 ITEMSIZE = {"bfloat16": 2, "float32": 4}
 
@@ -85,57 +86,3 @@ def plan_capacity(config: Config, spec: ModelSpec) -> Capacity:
             f"or --kv-cache-memory {2 * size}."
         )
     return Capacity(pages + 1, layout, size)
-
-
-def describe_grid(spec: ModelSpec, grid: Grid, layout: Layout, dtype: str) -> list[str]:
-    """Start-up lines: the grid, its padding and copies, and whether dcp brings memory."""
-    ranks = [grid.heads(Rank(r), spec.num_heads, spec.cached_heads) for r in range(grid.tp)]
-    size = page_bytes(spec, grid, layout, dtype) / layout.span_tokens
-    lines = [
-        f"grid: tp {grid.tp}, dcp {grid.dcp}, {grid.head_shards} head shard(s) of {len(ranks[0].kv_heads)} KV head(s); "
-        f"a span is {layout.span_tokens} tokens; KV takes {size:,.0f} bytes a token and rank"
-    ]
-    itemsize = ITEMSIZE[dtype]
-    head = spec.kv_elements_per_head * spec.num_layers * itemsize
-    shards = grid.shards(spec.num_heads, spec.cached_heads)
-    places = sum(len(shard.kv_heads) for shard in shards)
-    padded = sum(shard.kv_heads.count(PADDING) for shard in shards)
-    copies = places - padded - spec.cached_heads
-    if padded:
-        lines.append(
-            f"padding: {padded} of {places} KV head places are zero, "
-            f"{padded * head:,} bytes a token over the head shards"
-        )
-    if copies:
-        lines.append(
-            f"replication: {places - padded} places hold {spec.cached_heads} KV head(s), "
-            f"{copies * head:,} bytes a token of copies over the head shards"
-        )
-    lines += _padded_weights(spec, grid, itemsize)
-    if grid.dcp > 1:
-        flat = page_bytes(spec, Grid(grid.tp, 1), Layout(layout.page_size), dtype) / layout.page_size
-        if size >= flat:
-            lines.append(f"dcp {grid.dcp} brings no memory here: with dcp 1, KV takes {flat:,.0f} bytes a token too")
-        else:
-            lines.append(f"dcp {grid.dcp} fits {flat / size:.2f}x the tokens of dcp 1 "
-                         f"({flat:,.0f} bytes a token and rank)")
-    return lines
-
-
-def _padded_weights(spec: ModelSpec, grid: Grid, itemsize: int) -> list[str]:
-    """Zero weights over all ranks: query head places, MLP width, vocabulary rows."""
-    ranks = [grid.heads(Rank(r), spec.num_heads, spec.cached_heads) for r in range(grid.tp)]
-    queries = sum(rank.q_heads.count(PADDING) for rank in ranks)
-    width = grid.width(Rank(0), spec.intermediate_size).padded * grid.tp - spec.intermediate_size
-    vocab = grid.width(Rank(0), spec.vocab_size).padded * grid.tp - spec.vocab_size
-    heads = 1 if spec.tie_embeddings else 2
-    found = [
-        (queries, "query head places", 2 * spec.head_dim * spec.hidden_size * spec.num_layers),
-        (width, "columns of the MLP", 3 * spec.hidden_size * spec.num_layers),
-        (vocab, "rows of the vocabulary", heads * spec.hidden_size),
-    ]
-    return [
-        f"padding: {count} {what} are zero, {count * size * itemsize:,} bytes of weights over all ranks"
-        for count, what, size in found
-        if count
-    ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcprt.config import Config, ModelSpec
+from dcprt.config import Config
 from dcprt.kv.layout import Layout
 from dcprt.parallel.grid import Grid
+from dcprt.spec import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from dcprt import env
 from dcprt.comm.groups import default_backend
 from dcprt.config import Config
 from dcprt.errors import ConfigError
@@ -22,6 +24,8 @@ def prepare(config: Config, progress: Callable[[str], None]) -> Deployment:
         ModelError: the checkpoint is missing, damaged or not supported.
         ConfigError: grid, context or KV cache cannot work; names what would.
     """
+    if env.replicate_q():
+        config = dataclasses.replace(config, grid=dataclasses.replace(config.grid, dcp_replicate_q=True))
     directory = resolve(config.model.model, config.model.load_format, progress)
     spec = read_spec(directory)
     capacity = plan_capacity(config, spec)

@@ -129,11 +129,7 @@ class Runtime:
         if request.rid in self._wires:
             raise RequestError(f"A request with id {request.rid!r} is running already.", param="rid")
         wire = wire_id(request.rid, next(self._numbers))
-        try:
-            self._out.send([msgspec.structs.replace(request, rid=wire)])
-        except (UnicodeEncodeError, OverflowError, TypeError, RecursionError) as error:
-            param = "prompt" if request.chat is None else "messages"
-            raise RequestError(f"The {param} cannot be encoded: {error}.", param=param) from error
+        self._send(msgspec.structs.replace(request, rid=wire), "prompt" if request.chat is None else "messages")
         self._wires[request.rid] = wire
         stream = self._streams[wire] = Stream(self, request.rid, wire)
         return stream
@@ -170,13 +166,20 @@ class Runtime:
         qid = next(self._numbers)
         future = self._replies[qid] = asyncio.get_running_loop().create_future()
         try:
-            self._out.send([Query(qid=qid, kind=kind, body=body or {})])
+            self._send(Query(qid=qid, kind=kind, body=body or {}), None)
             reply: Reply = await future
             if reply.failed is not None:
                 raise reply.failed.error()
             return reply.body
         finally:
             self._replies.pop(qid, None)
+
+    def _send(self, message: TextRequest | Query, param: str | None) -> None:
+        """Raises RequestError for a value that no message can carry, most likely in `param`."""
+        try:
+            self._out.send([message])
+        except (UnicodeEncodeError, OverflowError, TypeError, RecursionError) as error:
+            raise RequestError(f"The {param or 'request'} cannot be encoded: {error}.", param=param) from error
 
     async def close(self) -> None:
         """End all requests and all processes."""

@@ -28,6 +28,7 @@ from dcprt.messages import (
     WorkerReady,
     unpack_tokens,
 )
+from dcprt.params import SamplingParams
 from dcprt.planner.deployment import Deployment
 from dcprt.runtime.channel import Launch
 from dcprt.runtime.report import Journal, snapshot
@@ -145,6 +146,7 @@ class SchedulerProcess:
         if not (min(tokens) >= 0 and max(tokens) < limits.vocab_size):
             wrong = next(t for t in tokens if not 0 <= t < limits.vocab_size)
             raise RequestError(f"Token id {wrong} is not in the vocabulary of {limits.vocab_size}.", param="prompt")
+        self._check_vocabulary(message.sampling)
         self._arrivals += 1
         now, timeout = time.monotonic(), message.timeout_s
         if timeout is None:
@@ -160,6 +162,14 @@ class SchedulerProcess:
             arrival=now,
             deadline=None if timeout is None else now + timeout,
         )
+
+    def _check_vocabulary(self, sampling: SamplingParams) -> None:
+        """Raises RequestError for a parameter that names a token which the model does not have."""
+        size = self._scheduler.limits.vocab_size
+        for param in ("logit_bias", "stop_token_ids"):
+            for token in getattr(sampling, param):
+                if token >= size:
+                    raise RequestError(f"Token id {token} in {param} is not in the vocabulary of {size}.", param=param)
 
     def _seed(self, message: TokenRequest) -> int:
         """The request's own seed, or the next of the series that `--random-seed` begins."""

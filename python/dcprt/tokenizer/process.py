@@ -15,6 +15,7 @@ import zmq.asyncio
 from dcprt.errors import RequestError
 from dcprt.messages import (
     Abort,
+    Accepted,
     Finish,
     FromScheduler,
     FromTokenizer,
@@ -137,7 +138,8 @@ class TokenizerProcess:
         """Aborted before the scheduler ever heard of it."""
         usage = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
         finish = Finish(reason="abort")
-        self._to_client.send([TextOut(rid=rid, text="", token_ids=[], usage=usage, finish=finish)])
+        last = TextOut(rid=rid, text="", token_ids=[], usage=usage, finish=finish)
+        self._to_client.send([Accepted(rid=rid, prompt_len=0), last])
 
     def _text(self, message: TokensOut, output: OutputText) -> TextOut:
         """A request that a stop string has ended is over here; the scheduler learns it, unless it knows."""

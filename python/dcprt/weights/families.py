@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dcprt.config import MLASpec, ModelSpec, MoESpec
 from dcprt.errors import ModelError
+from dcprt.spec import MLASpec, ModelSpec, MoESpec
 from dcprt.weights.config_fields import Fields
 from dcprt.weights.rope_config import partial_rotary, softmax_growth
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dcprt.config import ModelSpec
 from dcprt.errors import ModelError, did_you_mean
 from dcprt.models.registry import ARCHITECTURES, NOT_SERVED
+from dcprt.spec import ModelSpec
 from dcprt.weights.config_fields import Fields, read_json
 from dcprt.weights.rope_config import read_rope
 

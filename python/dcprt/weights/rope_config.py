@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from dcprt.config import RopeSpec
 from dcprt.errors import ModelError
+from dcprt.spec import RopeSpec
 from dcprt.weights.config_fields import Fields
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn")

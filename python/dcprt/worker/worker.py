@@ -18,6 +18,10 @@ SCORE_BLOCK = 64
 """Prompt tokens scored at a time: their logits over a large vocabulary must not fill the memory."""
 
 
+STAND_IN = 0
+"""The token of a row that got none: the next plan, which may be here already, still works on it."""
+
+
 class Worker:
     """Weights, KV pool and rows of one rank."""
 
@@ -47,8 +51,9 @@ class Worker:
         hidden = self._model.forward(step.inputs, self._pool)
         scored = [self._score(prompt, hidden) for prompt in step.scored]
         tokens, logprobs = self._choose(step, hidden)
-        self._rows.advance(body, dict(tokens))
-        failed = [(row, "its logits are not finite") for row in step.yielding if row not in dict(tokens)]
+        chosen = dict(tokens)
+        failed = [(row, "its logits are not finite") for row in step.yielding if row not in chosen]
+        self._rows.advance(body, {**chosen, **{row: [STAND_IN] for row, _ in failed}})
         return msgspec.structs.replace(
             result, tokens=tokens, logprobs=logprobs, prompt_logprobs=scored, failed=failed
         )

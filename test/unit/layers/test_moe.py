@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from dcprt.comm.protocol import Collective
-from dcprt.config import MoESpec
 from dcprt.ids import Rank
 from dcprt.layers.linear import Linear
 from dcprt.layers.mlp import GatedMLP
 from dcprt.layers.moe import Experts, MoE, Router
 from dcprt.parallel.grid import Grid, split_evenly
+from dcprt.spec import MoESpec
 
 from .test_linear import on_ranks
 

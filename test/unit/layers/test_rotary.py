@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from dcprt.config import RopeSpec
 from dcprt.layers.rotary import Rotary
+from dcprt.spec import RopeSpec
 
 KINDS: list[tuple[RopeSpec, dict[str, Any]]] = [
     (RopeSpec(theta=1e5), {"rope_type": "default", "rope_theta": 1e5}),

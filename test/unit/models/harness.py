@@ -13,9 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dcprt.config import Config
 from dcprt.kv.pool import KVPool
-from dcprt.params import SamplingParams
 from dcprt.messages import TokensOut
 from dcprt.models.base import Model, StepInput
+from dcprt.params import SamplingParams
 from dcprt.planner.deployment import Deployment
 from dcprt.runtime.prepare import prepare
 from dcprt.scheduler.core import Core

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dcprt.config import Config, ModelSpec
+from dcprt.config import Config
 from dcprt.errors import ConfigError
 from dcprt.kv.layout import Layout
 from dcprt.parallel.grid import Grid
 from dcprt.planner import capacity, host
-from dcprt.planner.capacity import context_len, describe_grid, plan_capacity, resolve_dtype
+from dcprt.planner.capacity import context_len, plan_capacity, resolve_dtype
+from dcprt.planner.grid_report import describe_grid
+from dcprt.spec import ModelSpec
 
 SMOLLM2 = ModelSpec("LlamaForCausalLM", 49152, 576, 1536, 30, 9, 3, 64, 8192)
 ONE_KV_HEAD = ModelSpec("LlamaForCausalLM", 128, 64, 96, 2, 4, 1, 16, 4096)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dcprt.config import MLASpec, ModelSpec, MoESpec, RopeSpec
 from dcprt.errors import ModelError
 from dcprt.models.registry import ARCHITECTURES, ignored, rows
+from dcprt.spec import MLASpec, ModelSpec, MoESpec, RopeSpec
 from dcprt.weights.hf_config import read_spec
 
 BASE: dict[str, Any] = {

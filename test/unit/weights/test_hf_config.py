@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dcprt.config import ModelSpec, RopeSpec
 from dcprt.errors import ModelError
+from dcprt.spec import ModelSpec, RopeSpec
 from dcprt.weights.hf_config import read_spec
 
 BASE: dict[str, Any] = {
