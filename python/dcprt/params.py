@@ -11,6 +11,9 @@ from dcprt.errors import RequestError
 MAX_LOGPROBS = 20
 """Most alternatives that are reported at each place, as in OpenAI's API."""
 
+MAX_STOPS, MAX_STOP_LEN = 64, 1024
+"""Most stop strings of a request, and most characters of one: each character of the text is held against them."""
+
 INT_MAX = 2**31 - 1
 
 
@@ -88,6 +91,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             f"min_tokens must be between 0 and max_tokens ({most}), not {self.min_tokens}.",
         )
         _check(all(self.stop), "stop", "A stop string must not be empty.")
+        _check(
+            len(self.stop) <= MAX_STOPS and all(len(stop) <= MAX_STOP_LEN for stop in self.stop),
+            "stop",
+            f"There may be at most {MAX_STOPS} stop strings of at most {MAX_STOP_LEN} characters.",
+        )
         for token in self.stop_token_ids:
             _check(0 <= token <= INT_MAX, "stop_token_ids", f"{token} in stop_token_ids is no token id.")
 

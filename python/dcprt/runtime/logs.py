@@ -19,6 +19,7 @@ def setup(role: str, level: str) -> logging.Logger:
 
 
 def _mark(record: logging.LogRecord) -> bool:
-    """Say the level only where it is not the usual one."""
+    """Say the level only where it is not the usual one; keep to one line whatever ids and texts of clients hold."""
     record.levelmark = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+    record.msg, record.args = "\\n".join(record.getMessage().splitlines()), None
     return True

@@ -78,7 +78,8 @@ def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> li
     """float32 logits [n, vocab]; for each, the log probability of its token and of the `counts[i]` best."""
     normalized = logits - logits.logsumexp(-1, keepdim=True)
     own = normalized.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1).tolist()
-    best = normalized.topk(max(counts, default=0), dim=-1) if max(counts, default=0) else None
+    most = min(max(counts, default=0), logits.shape[-1])
+    best = normalized.topk(most, dim=-1) if most else None
     found = []
     for i, (token, count) in enumerate(zip(tokens, counts, strict=True)):
         top = []

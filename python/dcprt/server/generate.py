@@ -14,8 +14,8 @@ from dcprt.errors import RequestError
 from dcprt.messages import TextLogprob, TextRequest
 from dcprt.runtime.runtime import Stream
 from dcprt.server.http import DONE, EventStream, event, json_response, while_connected
-from dcprt.server.protocol import GenerateBody
-from dcprt.server.service import Choice, Service, close_all, new_id, text_request
+from dcprt.server.protocol import GenerateBody, check_choices
+from dcprt.server.service import Choice, Service, new_id, nth_choice, text_request
 
 
 def _requests(body: GenerateBody) -> list[TextRequest]:
@@ -28,12 +28,12 @@ def _requests(body: GenerateBody) -> list[TextRequest]:
         rids = [new_id("gen") for _ in prompts]
     if len(rids) != len(prompts):
         raise RequestError(f"There are {len(prompts)} prompts and {len(rids)} rids.", param="rid")
+    check_choices(len(prompts), n)
     sampling = body.sampling_params.sampling(*body.wanted_logprobs())
     requests = []
     for rid, prompt in zip(rids, prompts, strict=True):
         for i in range(n):
-            own = msgspec.structs.replace(sampling, seed=None if sampling.seed is None else sampling.seed + i)
-            request = text_request(rid if n == 1 else f"{rid}-{i}", prompt, own)
+            request = text_request(rid if n == 1 else f"{rid}-{i}", prompt, nth_choice(sampling, i))
             requests.append(
                 msgspec.structs.replace(request, cache_salt=body.cache_salt or "", timeout_s=body.timeout)
             )
@@ -80,7 +80,7 @@ def _answer(rid: str, choice: Choice, start: float, body: GenerateBody) -> dict[
 
 
 async def _events(
-    service: Service, streams: Sequence[Stream], start: float, body: GenerateBody
+    service: Service, streams: list[Stream], start: float, body: GenerateBody
 ) -> AsyncIterator[bytes]:
     """Each event has everything so far, as SGLang's has; those of a batch tell their index."""
     choices = [Choice.of(stream) for stream in streams]
@@ -102,7 +102,7 @@ def router(service: Service) -> APIRouter:
         group = body.rid if isinstance(body.rid, str) else ""
         if body.stream:
             streams = await while_connected(http.receive, service.start(requests, group))
-            return EventStream(_events(service, streams, start, body), lambda: close_all(streams))
+            return EventStream(_events(service, streams, start, body), lambda: service.close(streams))
         choices = await while_connected(http.receive, service.collect(requests, group))
         answers = [_answer(r.rid, choice, start, body) for r, choice in zip(requests, choices, strict=True)]
         return json_response(answers if body.is_batch else answers[0])

@@ -35,11 +35,10 @@ def event(body: Any) -> bytes:
 
 def error_body(error: DcprtError) -> dict[str, Any]:
     """OpenAI's error shape."""
-    request = isinstance(error, RequestError)
     return {
         "error": {
             "message": str(error),
-            "type": "invalid_request_error" if request else "server_error",
+            "type": "server_error" if error_status(error) >= 500 else "invalid_request_error",
             "param": error.param if isinstance(error, RequestError) else None,
             "code": error.code if isinstance(error, RequestError) else None,
         }

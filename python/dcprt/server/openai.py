@@ -14,8 +14,8 @@ from dcprt.messages import TextRequest, Usage
 from dcprt.params import SamplingParams
 from dcprt.runtime.runtime import Stream
 from dcprt.server.http import DONE, EventStream, event, json_response, while_connected
-from dcprt.server.protocol import ChatBody, CompletionBody, OpenAIBody
-from dcprt.server.service import Choice, Service, close_all, new_id, text_request
+from dcprt.server.protocol import ChatBody, CompletionBody, OpenAIBody, check_choices
+from dcprt.server.service import Choice, Service, new_id, nth_choice, text_request
 from dcprt.server.shapes import ChatShape, CompletionShape, Shape
 
 COMPLETION_MAX_TOKENS = 16
@@ -59,15 +59,15 @@ class Answer:
             choices = await while_connected(http.receive, self._service.collect(requests, self.id))
             return json_response(self._whole(choices))
         streams = await while_connected(http.receive, self._service.start(requests, self.id))
-        return EventStream(self._chunks(streams), lambda: close_all(streams))
+        return EventStream(self._chunks(streams), lambda: self._service.close(streams))
 
     def _choices(self, prompts: Sequence[TextRequest]) -> list[TextRequest]:
         """`n` requests a prompt, each with a seed of its own, the first with the one given."""
+        check_choices(len(prompts), self._body.choices)
         requests: list[TextRequest] = []
         for prompt in prompts:
             for i in range(self._body.choices):
-                seed = prompt.sampling.seed
-                sampling = msgspec.structs.replace(prompt.sampling, seed=None if seed is None else seed + i)
+                sampling = nth_choice(prompt.sampling, i)
                 rid = f"{self.id}-{len(requests)}" if len(prompts) * self._body.choices > 1 else self.id
                 requests.append(msgspec.structs.replace(prompt, rid=rid, sampling=sampling))
         return requests
@@ -88,7 +88,7 @@ class Answer:
         body = {**self._head, "object": self._shape.chunk_object, "choices": choices}
         return event({**body, "usage": usage} if self._body.wants_usage else body)
 
-    async def _chunks(self, streams: Sequence[Stream]) -> AsyncIterator[bytes]:
+    async def _chunks(self, streams: list[Stream]) -> AsyncIterator[bytes]:
         """The whole stream, up to `[DONE]`."""
         choices = [Choice.of(stream) for stream in streams]
         if opening := self._shape.opening():

@@ -11,6 +11,18 @@ from dcprt.params import MAX_LOGPROBS, SamplingParams
 
 Prompt = str | list[int]
 
+MAX_CHOICES = 1024
+"""Most answers that one HTTP request may ask for: prompts times `n`."""
+
+
+def check_choices(prompts: int, n: int) -> None:
+    """Raises RequestError for more answers than one HTTP request may ask for."""
+    if prompts * n > MAX_CHOICES:
+        raise RequestError(
+            f"{prompts} prompt(s) with n = {n} are {prompts * n} answers; one request may ask for {MAX_CHOICES}.",
+            param="n" if n > 1 else "prompt",
+        )
+
 
 class Body(BaseModel):
     """Base of all bodies: `1` is a float, but `"1"` is not a number."""

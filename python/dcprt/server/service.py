@@ -7,6 +7,8 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from dcprt.errors import DcprtError, RequestError, RuntimeFailed, did_you_mean
 from dcprt.messages import Finish, TextLogprob, TextOut, TextRequest, Usage, pack_tokens
 from dcprt.params import SamplingParams
@@ -32,9 +34,9 @@ class Choice:
         return cls(Usage(prompt_tokens=stream.prompt_len, completion_tokens=0, cached_tokens=0))
 
     @property
-    def scored_text_len(self) -> int:
-        """Characters of the tokens with log probabilities so far."""
-        return sum(len(entry.text) for entry in (*self.prompt_logprobs, *self.logprobs))
+    def scored(self) -> list[TextLogprob]:
+        """The tokens with log probabilities so far."""
+        return [*self.prompt_logprobs, *self.logprobs]
 
     def add(self, item: TextOut) -> None:
         self.text += item.text
@@ -54,7 +56,7 @@ class Service:
         self.runtime: Runtime | None = None
         self.stopping = False
         self.live = 0
-        self._groups: dict[str, list[str]] = {}
+        self._groups: dict[str, list[Stream]] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -94,25 +96,30 @@ class Service:
         try:
             streams.extend(runtime.submit(request) for request in requests)
             if group and len(requests) > 1:
-                self._groups[group] = [request.rid for request in requests]
+                self._groups[group] = streams
             await asyncio.gather(*(stream.accepted() for stream in streams))
         except BaseException:
-            self._groups.pop(group, None)
-            close_all(streams)
+            self.close(streams)
             raise
         return streams
+
+    def close(self, streams: list[Stream]) -> None:
+        """Abort those that have not ended, and forget the name of the group they are."""
+        for stream in streams:
+            stream.close()
+        self._groups = {name: others for name, others in self._groups.items() if others is not streams}
 
     def abort(self, rid: str) -> int:
         """Abort the live request with this id, or all of the group; returns how many."""
         runtime = self.get()
-        return sum(runtime.abort(one) for one in [rid, *self._groups.get(rid, ())])
+        return sum(runtime.abort(one) for one in [rid, *(stream.rid for stream in self._groups.get(rid, ()))])
 
     def abort_all(self) -> int:
         """Abort everything; returns how many."""
         runtime = self.get()
         return sum(runtime.abort(rid) for rid in runtime.live_rids())
 
-    async def events(self, streams: Sequence[Stream]) -> AsyncIterator[tuple[int, TextOut]]:
+    async def events(self, streams: list[Stream]) -> AsyncIterator[tuple[int, TextOut]]:
         """The events of several streams as they come, each with the index of its stream."""
         merged: asyncio.Queue[tuple[int, TextOut | BaseException | None]] = asyncio.Queue()
 
@@ -141,9 +148,7 @@ class Service:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            close_all(streams)
-            mine = {stream.rid for stream in streams}
-            self._groups = {name: rids for name, rids in self._groups.items() if not mine.intersection(rids)}
+            self.close(streams)
 
     async def collect(self, requests: Sequence[TextRequest], group: str = "") -> list[Choice]:
         """Everything at once."""
@@ -154,17 +159,18 @@ class Service:
         return choices
 
 
-def close_all(streams: Sequence[Stream]) -> None:
-    """Abort those that have not ended."""
-    for stream in streams:
-        stream.close()
-
-
 def text_request(rid: str, prompt: Prompt, sampling: SamplingParams) -> TextRequest:
     """A request for a text or for token ids."""
     if isinstance(prompt, str):
         return TextRequest(rid=rid, prompt=prompt, sampling=sampling)
     return TextRequest(rid=rid, token_ids=pack_tokens(prompt), sampling=sampling)
+
+
+def nth_choice(sampling: SamplingParams, number: int) -> SamplingParams:
+    """The same with the seed of the choice `number` of a prompt; the first has the seed that was given."""
+    if sampling.seed is None or not number:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + number) % 2**64)
 
 
 def new_id(kind: str) -> str:

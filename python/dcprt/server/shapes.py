@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -46,10 +47,9 @@ class CompletionShape:
         return None
 
     def whole(self, choice: Choice) -> dict[str, Any]:
-        entries = [*choice.prompt_logprobs, *choice.logprobs]
         return {
             "text": choice.prompt_text + choice.text,
-            "logprobs": self._columns(entries, 0),
+            "logprobs": self._columns(choice.scored),
             "finish_reason": reason(choice.finish),
         }
 
@@ -57,18 +57,20 @@ class CompletionShape:
         entries = [*item.prompt_logprobs, *item.logprobs]
         return {
             "text": item.prompt_text + item.text,
-            "logprobs": self._columns(entries, so_far.scored_text_len),
+            "logprobs": self._columns(entries, so_far.scored),
             "finish_reason": reason(item.finish),
         }
 
-    def _columns(self, entries: Sequence[TextLogprob], offset: int) -> dict[str, Any] | None:
-        """OpenAI's legacy lists; `offset` is where the first token begins in the text."""
+    def _columns(self, entries: Sequence[TextLogprob], before: Sequence[TextLogprob] = ()) -> dict[str, Any] | None:
+        """OpenAI's legacy lists. A token begins in the text behind the characters that are whole before it."""
         if not self._logprobs:
             return None
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        offset = len(utf8.decode(b"".join(entry.raw for entry in before)))
         offsets = []
         for entry in entries:
             offsets.append(offset)
-            offset += len(entry.text)
+            offset += len(utf8.decode(entry.raw))
         return {
             "tokens": [entry.text for entry in entries],
             "token_logprobs": [entry.logprob for entry in entries],

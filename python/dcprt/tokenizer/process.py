@@ -50,13 +50,14 @@ class TokenizerProcess:
         self._to_client = to_client
         self._live: dict[str, OutputText] = {}
         self._encoding: dict[str, asyncio.Task[None]] = {}
+        self._asked: set[asyncio.Task[None]] = set()
 
     def from_client(self, message: ToTokenizer) -> None:
         """One message from the client side."""
         if isinstance(message, TextRequest):
             self._start(message)
         elif isinstance(message, Query) and message.kind in ("tokenize", "detokenize"):
-            self._to_client.send([self._answer(message)])
+            self._ask(message)
         elif isinstance(message, Abort) and (task := self._encoding.pop(message.rid, None)):
             task.cancel()
             self._abort_unsent(message.rid)
@@ -149,6 +150,17 @@ class TokenizerProcess:
             if not message.finish:
                 self._to_scheduler.send([StopHit(rid=message.rid, completion_tokens=text.usage.completion_tokens)])
         return text
+
+    def _ask(self, query: Query) -> None:
+        if sum(len(value) for value in query.body.values() if isinstance(value, str | list)) < LONG_TEXT:
+            self._to_client.send([self._answer(query)])
+        else:
+            task = asyncio.create_task(self._answer_long(query))
+            self._asked.add(task)
+            task.add_done_callback(self._asked.discard)
+
+    async def _answer_long(self, query: Query) -> None:
+        self._to_client.send([await asyncio.to_thread(self._answer, query)])
 
     def _answer(self, query: Query) -> Reply:
         """`tokenize` and `detokenize`: token ids of a text or chat, text of token ids."""

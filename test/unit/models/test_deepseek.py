@@ -113,6 +113,16 @@ def test_modes(grid: tuple[int, int], options: dict[str, Any], tmp_path: Path) -
             assert_agrees(harness, model, prompt_of(length, seed=length))
 
 
+@pytest.mark.parametrize(("dcp", "interleave"), [(2, 16), (4, 16), (8, 16), (4, 1), (8, 1)])
+def test_ranks_with_an_empty_shard_take_part(dcp: int, interleave: int, tmp_path: Path) -> None:
+    """K2, K3: contexts of 2, 6 and 10 tokens; K4: a prompt in many chunks gives the logits of one."""
+    model = write(tmp_path, "v3")
+    sizes = {"page_size": 16, "dcp_interleave": interleave}
+    with Harness(tmp_path, tp=dcp, dcp=dcp, chunked_prefill_size=3, **sizes) as harness:
+        for length in (2, 6, 10, 47):
+            assert_agrees(harness, model, prompt_of(length, seed=length))
+
+
 def test_prefix_reuse_cut_at_every_position_of_a_span(tmp_path: Path) -> None:
     model = write(tmp_path, "v3")
     base = prompt_of(70, seed=0)
