@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ from dcprt.tokenizer.text import TextCodec
 from dcprt.weights.presets import PRESETS
 from dcprt.weights.resolve import resolve
 
+from . import tiny as tiny_models
 from .server import MODEL, Server
 
 
@@ -40,3 +42,27 @@ def single() -> Iterator[Server]:
     flags = ("--context-length", "64", "--dtype", "float32", "--api-key", "secret", "--kv-cache-tokens", "1024")
     with Server(*flags) as running:
         yield running.wait_ready()
+
+
+@pytest.fixture(scope="session")
+def solo() -> Iterator[Server]:
+    """One rank with the demo model."""
+    with Server("--dtype", "float32", "--kv-cache-tokens", "8192") as running:
+        yield running.wait_ready()
+        assert running.process.poll() is None, running.log
+        assert "Traceback" not in running.log, running.log
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of random weights, with tokenizer and chat template."""
+    return tiny_models.directory(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_model: Path) -> Iterator[Server]:
+    """One rank with the tiny model: nonsense in no time."""
+    with Server(*tiny_models.flags(tiny_model), "--kv-cache-tokens", "16384") as running:
+        yield running.wait_ready()
+        assert running.process.poll() is None, running.log
+        assert "Traceback" not in running.log, running.log

@@ -46,6 +46,11 @@ def directory(path: Path, *, template: bool = True, tokenizer: bool = True) -> P
     return path
 
 
+def flags(model: Path) -> tuple[str, ...]:
+    """What a server of such a model needs on its command line."""
+    return "--model", str(model), "--load-format", "dummy", "--dtype", "float32"
+
+
 def poisoned_directory(path: Path, token: int) -> Path:
     """Real weights, sound but for the embedding of one token: whatever attends to it is not a number."""
     directory(path)

@@ -34,9 +34,7 @@ def _requests(body: GenerateBody) -> list[TextRequest]:
     for rid, prompt in zip(rids, prompts, strict=True):
         for i in range(n):
             request = text_request(rid if n == 1 else f"{rid}-{i}", prompt, nth_choice(sampling, i))
-            requests.append(
-                msgspec.structs.replace(request, cache_salt=body.cache_salt or "", timeout_s=body.timeout)
-            )
+            requests.append(msgspec.structs.replace(request, cache_salt=body.cache_salt or "", timeout_s=body.timeout))
     return requests
 
 
@@ -79,9 +77,7 @@ def _answer(rid: str, choice: Choice, start: float, body: GenerateBody) -> dict[
     }
 
 
-async def _events(
-    service: Service, streams: list[Stream], start: float, body: GenerateBody
-) -> AsyncIterator[bytes]:
+async def _events(service: Service, streams: list[Stream], start: float, body: GenerateBody) -> AsyncIterator[bytes]:
     """Each event has everything so far, as SGLang's has; those of a batch tell their index."""
     choices = [Choice.of(stream) for stream in streams]
     async for index, item in service.events(streams):
