@@ -8,11 +8,33 @@ between the two best.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from dcprt import ops
 from dcprt.comm.protocol import Collective
 from dcprt.parallel.grid import WidthShard
+
+
+def bucket(rows: int) -> int:
+    """The number of rows that `rows` are padded to: at most a quarter more, four different ones between powers of 2."""
+    if rows <= 16:
+        return rows
+    step = 1 << ((rows - 1).bit_length() - 3)
+    return -(-rows // step) * step
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias`.
+
+    In bfloat16 it is oneDNN's, which makes and keeps a program of some 600 KiB for every number of rows it meets; steps
+    have thousands of different ones, so rows are padded to a few.
+    """
+    rows = x.shape[0]
+    if x.dtype != torch.bfloat16 or bucket(rows) == rows:
+        return F.linear(x, weight, bias)
+    padded = x.new_zeros(bucket(rows), x.shape[1])
+    padded[:rows] = x
+    return F.linear(padded, weight, bias)[:rows]
 
 
 class Linear:
@@ -23,7 +45,7 @@ class Linear:
         self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias)
 
 
 class SummedLinear:
@@ -36,7 +58,7 @@ class SummedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] to float32 [tokens, out]."""
-        out = self._world.all_reduce(F.linear(x, self.weight).float())
+        out = self._world.all_reduce(product(x, self.weight).float())
         return out if self.bias is None else out + self.bias
 
 
@@ -58,10 +80,6 @@ class VocabEmbedding:
         return self._world.all_reduce(found)
 
 
-BLOCK = 4096
-"""Vocabulary rows widened at a time: small enough to stay in the cache between the widening and the product."""
-
-
 class VocabLogits:
     """Products with a vocabulary cut over ranks, in float32; padded rows never leave this class."""
 
@@ -72,11 +90,7 @@ class VocabLogits:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] to float32 [rows, vocab_size], on every rank."""
-        if self.weight.dtype == torch.float32:
-            local = F.linear(hidden, self.weight)
-        else:
-            wide = hidden.float()
-            local = torch.cat([F.linear(wide, part.float()) for part in torch.split(self.weight, BLOCK)], dim=1)
+        local = ops.wide_linear(hidden, self.weight)
         if self._world.size > 1:
             local = self._world.all_gather(local).transpose(0, 1).flatten(1)
         return local[:, : self._vocab_size]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from dcprt import ops
 from dcprt.layers.linear import Linear, SummedLinear
 
 
@@ -19,5 +19,4 @@ class GatedMLP:
         self._down = down
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self._gate_up(x).chunk(2, -1)
-        return self._down(F.silu(gate) * up)
+        return self._down(ops.silu_mul(self._gate_up(x)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+
+from dcprt import ops
 
 
 class RMSNorm:
@@ -14,6 +15,9 @@ class RMSNorm:
         self._eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """float32 [tokens, hidden] to the same shape, in the type that matrix products take."""
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self._eps)
-        return (x * scale * self.weight).to(self.weight.dtype)
+        """[..., hidden] to the same shape, in the type that matrix products take."""
+        return ops.rms_norm(x, self.weight, self._eps)
+
+    def added(self, x: Tensor, y: Tensor) -> Tensor:
+        """The norm of `x + y`, both float32 [tokens, hidden]; x becomes the sum."""
+        return ops.add_rms_norm(x, y, self.weight, self._eps)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from dcprt import ops
 from dcprt.spec import RopeSpec
 
 
@@ -70,12 +71,8 @@ class Rotary:
 
     @staticmethod
     def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """[tokens, heads, head_dim], halves paired as in Hugging Face checkpoints; keeps the type of x.
+        """[tokens, heads, head_dim], halves paired as in Hugging Face checkpoints; x itself is overwritten and returned.
 
         Where the angles are for fewer dimensions than a head has, the others stay as they are.
         """
-        cos, sin = angles
-        half = cos.shape[-1]
-        first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-        parts = [first * cos - second * sin, second * cos + first * sin]
-        return torch.cat([*(part.to(x.dtype) for part in parts), x[..., 2 * half :]], -1)
+        return ops.rotate(x, *angles)

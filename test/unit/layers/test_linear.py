@@ -13,7 +13,7 @@ from torch import Tensor
 from dcprt.comm.groups import local_groups
 from dcprt.comm.protocol import Collective
 from dcprt.ids import Rank
-from dcprt.layers.linear import BLOCK, SummedLinear, VocabEmbedding, VocabLogits
+from dcprt.layers.linear import BLOCK, SummedLinear, VocabEmbedding, VocabLogits, bucket, product
 from dcprt.layers.norm import RMSNorm
 from dcprt.parallel.grid import Grid, WidthShard
 
@@ -86,3 +86,22 @@ def test_rms_norm() -> None:
     expected = F.rms_norm(x.double(), (20,), weight.double(), 1e-5)
     torch.testing.assert_close(RMSNorm(weight, 1e-5)(x), expected.float(), atol=1e-5, rtol=1e-5)
     assert RMSNorm(weight.bfloat16(), 1e-5)(x).dtype == torch.bfloat16
+
+
+def test_buckets_are_few_and_close() -> None:
+    sizes = {rows: bucket(rows) for rows in range(1, 4097)}
+    assert all(rows <= size <= 1.25 * rows for rows, size in sizes.items() if rows > 16)
+    assert all(sizes[rows] == rows for rows in range(1, 17))
+    assert len(set(sizes.values())) == 16 + 4 * 8
+    assert bucket(0) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [0, 1, 16, 17, 33, 130])
+def test_padded_rows_change_nothing(rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(rows)
+    x, weight, bias = torch.randn(rows, 24).to(dtype), torch.randn(10, 24).to(dtype), torch.randn(10).to(dtype)
+    found = product(x, weight, bias)
+    assert found.shape == (rows, 10)
+    exact = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(found.double(), exact, atol=0.1 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
