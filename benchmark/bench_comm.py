@@ -94,9 +94,7 @@ def measure(options: argparse.Namespace, backend: str, ranks: int) -> dict[tuple
             command = [sys.executable, str(Path(__file__).resolve()), "--child", json.dumps(job)]
             output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
             processes.append(
-                subprocess.Popen(
-                    command, pass_fds=arenas.fds, stdout=output, text=True, env={**os.environ, **passive}
-                )
+                subprocess.Popen(command, pass_fds=arenas.fds, stdout=output, text=True, env={**os.environ, **passive})
             )
         text = processes[0].communicate()[0]
         failed = [rank for rank, process in enumerate(processes) if process.wait() != 0]

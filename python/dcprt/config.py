@@ -19,9 +19,7 @@ from dcprt.errors import ConfigError, GridError, did_you_mean
 
 def option(default: Any, help: str, *, flags: Sequence[str] = (), choices: Sequence[str] = ()) -> Any:
     """A dataclass field that is also a command line flag; `flags` are spellings beside `--field-name`."""
-    return field(
-        default=default, metadata={"help": help, "flags": tuple(flags), "choices": tuple(choices)}
-    )
+    return field(default=default, metadata={"help": help, "flags": tuple(flags), "choices": tuple(choices)})
 
 
 def parse_bytes(text: str | int) -> int:
@@ -153,9 +151,7 @@ class ScheduleConfig:
     max_running_requests: int = option(64, "most requests that are computed at a time; more wait")
     max_queued_requests: int | None = option(None, "most requests that wait; more are refused with HTTP 503")
     request_timeout: int | None = option(None, "seconds that a request may take, unless it brings its own timeout")
-    disable_overlap_schedule: bool = option(
-        False, "wait for the result of each step before the next one is planned"
-    )
+    disable_overlap_schedule: bool = option(False, "wait for the result of each step before the next one is planned")
     random_seed: int = option(0, "seed of requests that bring none, and of dummy weights")
 
     def __post_init__(self) -> None:

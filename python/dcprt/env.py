@@ -27,3 +27,8 @@ def replicate_q() -> bool:
 def comm_backend() -> str:
     """`$DCPRT_COMM` forces `shm` or `gloo`; empty means: `shm` where its kernels are installed."""
     return os.environ.get("DCPRT_COMM", "")
+
+
+def attention_backend() -> str:
+    """`$DCPRT_ATTENTION` forces `torch` or `native`; empty means: `native` where its kernels are installed."""
+    return os.environ.get("DCPRT_ATTENTION", "")

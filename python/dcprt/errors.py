@@ -1,14 +1,14 @@
 """Every error dcprt raises on purpose.
 
-    DcprtError
-    ├── ConfigError            a flag or a combination of flags cannot work
-    │   └── GridError          tp, dcp and the model's heads do not fit each other
-    ├── ModelError             a checkpoint is missing, damaged or not supported
-    ├── RequestError           one request is wrong; answered with HTTP 4xx, the server goes on
-    ├── RuntimeFailed          the processes behind the API died or are shutting down
-    ├── CollectiveError        a collective cannot be called like this, or a peer is gone
-    │   └── CollectiveTimeout  a collective passed its deadline
-    └── PlanError              a worker saw a gap, a wrong epoch or a wrong digest
+DcprtError
+├── ConfigError            a flag or a combination of flags cannot work
+│   └── GridError          tp, dcp and the model's heads do not fit each other
+├── ModelError             a checkpoint is missing, damaged or not supported
+├── RequestError           one request is wrong; answered with HTTP 4xx, the server goes on
+├── RuntimeFailed          the processes behind the API died or are shutting down
+├── CollectiveError        a collective cannot be called like this, or a peer is gone
+│   └── CollectiveTimeout  a collective passed its deadline
+└── PlanError              a worker saw a gap, a wrong epoch or a wrong digest
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ class ModelError(DcprtError):
 class RequestError(DcprtError):
     """One request is wrong. `status` is the HTTP status, `param` the offending field, `code` OpenAI's."""
 
-    def __init__(
-        self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
         self.status = status

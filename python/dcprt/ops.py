@@ -1,4 +1,4 @@
-"""Operators of a decoder: on the native kernels where `dcprt_kernel` is installed and they are faster, else on torch."""
+"""Operators of a decoder: native where `dcprt_kernel` is installed and its kernels are faster, else on torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 try:
-    from dcprt_kernel import elementwise as _elementwise
-    from dcprt_kernel import linear as _linear
+    import dcprt_kernel.elementwise as _elementwise
+    import dcprt_kernel.linear as _linear
 except ImportError:
     NATIVE = False
 else:
@@ -26,15 +26,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: tor
 
     For few rows it is summed in float32 and rounded once, to `out_dtype`; for many, torch rounds to the weights' type.
     """
-    if NATIVE and x.ndim == 2 and x.shape[0] <= FEW_ROWS.get(weight.dtype, 0) and x.is_cpu:
+    if x.shape[0] <= FEW_ROWS.get(weight.dtype, 0) and _is_native(x, weight):
         return _native_linear(x, weight, bias, out_dtype or weight.dtype)
-    out = F.linear(x, weight, bias)
+    out = _torch_linear(x, weight, bias)
     return out if out_dtype is None else out.to(out_dtype)
+
+
+def bucket(rows: int) -> int:
+    """The number of rows that `rows` are padded to: at most a quarter more, four different ones between powers of 2."""
+    if rows <= 16:
+        return rows
+    step = 1 << ((rows - 1).bit_length() - 3)
+    return -(-rows // step) * step
 
 
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     """`x @ weight.T` of [rows, in] and [out, in] in float32, never rounded on the way, for any number of rows."""
-    if NATIVE and weight.dtype in FEW_ROWS and x.is_cpu:
+    if weight.dtype in FEW_ROWS and _is_native(x, weight):
         parts = [_native_linear(part, weight, None, torch.float32) for part in torch.split(x, 64)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     if weight.dtype == torch.float32:
@@ -85,13 +93,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return x
     half = cos.shape[-1]
     first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-    x[..., :half] = first * cos - second * sin
-    x[..., half : 2 * half] = second * cos + first * sin
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    x[..., : 2 * half] = turned
     return x
 
 
 def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
-    """int64 places and float32 values of the greatest of each row of float32 [rows, n]; a NaN counts as the greatest."""
+    """Places (int64) and values of the greatest of each row of float32 [rows, n]; a NaN counts as the greatest."""
     if not (NATIVE and x.is_cpu):
         best = x.max(-1)
         return best.indices, best.values
@@ -101,7 +109,23 @@ def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     return places, values
 
 
+def _is_native(x: Tensor, weight: Tensor) -> bool:
+    return NATIVE and x.is_cpu and x.ndim == 2 and weight.stride(1) == 1 and x.stride(1) == 1
+
+
 def _native_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype)
     _linear.linear(x, weight, bias, out, torch.get_num_threads())
     return out
+
+
+def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """In bfloat16 it is oneDNN's, which makes and keeps a program of some 600 KiB for every number of rows it meets;
+    steps have thousands of different ones, so rows are padded to a few.
+    """
+    rows = x.shape[0]
+    if x.dtype != torch.bfloat16 or bucket(rows) == rows:
+        return F.linear(x, weight, bias)
+    padded = x.new_zeros(bucket(rows), x.shape[1])
+    padded[:rows] = x
+    return F.linear(padded, weight, bias)[:rows]

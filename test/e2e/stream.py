@@ -45,18 +45,28 @@ class Background:
     """A request in a thread of its own; `outcome` is what its client saw in the end.
 
     `events`: the stream ended with `[DONE]`; `error`: an error event or status; `closed`: the connection broke.
+    `last` is the last event or the whole answer, `headers` are those of the response.
     """
 
     def __init__(self, server: Server, *, max_new_tokens: int, stream: bool = True, **body: Any) -> None:
+        """`body` are further fields; a prompt in it replaces the usual one."""
         self.started = threading.Event()
         self.outcome = ""
         self.detail = ""
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.last: dict[str, Any] = {}
         self._url = f"{server.url}/generate"
         self._body = {
-            "text": "Once upon a time",
+            **({} if "input_ids" in body else {"text": "Once upon a time"}),
             **body,
             "stream": stream,
-            "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": max_new_tokens},
+            "sampling_params": {
+                "temperature": 0,
+                "ignore_eos": True,
+                "max_new_tokens": max_new_tokens,
+                **body.get("sampling_params", {}),
+            },
         }
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -66,11 +76,17 @@ class Background:
         assert not self._thread.is_alive(), "the client never got an answer"
         return self.outcome
 
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended, as the last event says."""
+        return str(self.last["meta_info"]["finish_reason"]["type"])
+
     def _run(self) -> None:
         try:
             with httpx.stream("POST", self._url, json=self._body, timeout=300) as response:
+                self.status, self.headers = response.status_code, dict(response.headers)
                 if response.status_code != 200:
-                    self.detail = response.read().decode()
+                    self.detail = json.loads(response.read())["error"]["message"]
                     self.outcome = "error"
                     return
                 self._read(response)
@@ -82,7 +98,7 @@ class Background:
     def _read(self, response: httpx.Response) -> None:
         self.outcome = "closed"
         if not self._body["stream"]:
-            response.read()
+            self.last = json.loads(response.read())
             self.outcome = "events"
             return
         for event in parse(response):
@@ -91,3 +107,5 @@ class Background:
                 self.outcome = "error" if self.outcome == "error" else "events"
             elif "error" in event:
                 self.outcome, self.detail = "error", event["error"]["message"]
+            if event is not None:
+                self.last = event

@@ -65,6 +65,8 @@ def compare(found: Sequence[Sequence[int]], reference: Sequence[Greedy]) -> tupl
         place = first_difference(tokens, greedy)
         if place is None:
             continue
-        text = f"prompt {index}, token {place}: {tokens[place]} for {greedy.tokens[place]}, gap {greedy.gaps[place]:.1e}"
+        text = (
+            f"prompt {index}, token {place}: {tokens[place]} for {greedy.tokens[place]}, gap {greedy.gaps[place]:.1e}"
+        )
         (excused if greedy.gaps[place] < EXCUSE else wrong).append(text)
     return wrong, excused

@@ -109,9 +109,7 @@ def test_few_prompts(case: Case, prompts: list[list[int]], quick_reference: list
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_all_prompts(
-    case: Case, prompts: list[list[int]], full_reference: list[Greedy]
-) -> None:
+def test_all_prompts(case: Case, prompts: list[list[int]], full_reference: list[Greedy]) -> None:
     wrong, excused = compare(generate(case, prompts, ALL_TOKENS), full_reference)
     print(f"{case}: {len(prompts)} prompts x {ALL_TOKENS} tokens, excused: {excused or 'none'}")
     assert not wrong

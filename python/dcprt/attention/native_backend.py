@@ -51,9 +51,7 @@ class NativeBackend:
         if not _fits(q, k, v):
             return self._torch.new_tokens(q, k, v, q_to_kv, plan, scale)
         table, heads, part = self._table(plan.rows), self._map(tuple(q_to_kv)), _unfilled(q, v)
-        attention.new_tokens(
-            _dense(q), _dense(k), _dense(v), heads, table.rows, scale, torch.get_num_threads(), *part
-        )
+        attention.new_tokens(_dense(q), _dense(k), _dense(v), heads, table.rows, scale, torch.get_num_threads(), *part)
         return part
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, q_to_kv: Sequence[int], scale: float) -> Partial:

@@ -28,9 +28,7 @@ def open_group(place: Place) -> Collective:
 class GlooCollective(BaseCollective):
     """One process's end of a gloo group. Tensors travel as bytes, so any dtype does."""
 
-    def __init__(
-        self, name: str, rank: int, size: int, meeting: Path, timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, name: str, rank: int, size: int, meeting: Path, timeout_s: float | None = None) -> None:
         """Meets the other ranks in the file `meeting`, which is new and is removed by the last to close.
 
         Raises:

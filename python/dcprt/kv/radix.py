@@ -168,6 +168,14 @@ class RadixCache:
         """Evict everything that is not locked; returns the number of pages."""
         return self.evict(self._evictable)
 
+    def forget(self, namespace: str, tokens: Tokens) -> None:
+        """Free what is cached of `tokens`, from its end up to where others hold it or branch off."""
+        node, _ = self._walk(namespace, tokens)
+        while not node.is_root and self._is_free_leaf(node):
+            parent = self._parent(node)
+            self._cut(node, len(node.pages))
+            node = parent
+
     def nodes(self) -> Iterator[Node]:
         """All nodes but the roots."""
         stack = list(self._roots.values())

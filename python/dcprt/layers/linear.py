@@ -15,28 +15,6 @@ from dcprt.comm.protocol import Collective
 from dcprt.parallel.grid import WidthShard
 
 
-def bucket(rows: int) -> int:
-    """The number of rows that `rows` are padded to: at most a quarter more, four different ones between powers of 2."""
-    if rows <= 16:
-        return rows
-    step = 1 << ((rows - 1).bit_length() - 3)
-    return -(-rows // step) * step
-
-
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias`.
-
-    In bfloat16 it is oneDNN's, which makes and keeps a program of some 600 KiB for every number of rows it meets; steps
-    have thousands of different ones, so rows are padded to a few.
-    """
-    rows = x.shape[0]
-    if x.dtype != torch.bfloat16 or bucket(rows) == rows:
-        return F.linear(x, weight, bias)
-    padded = x.new_zeros(bucket(rows), x.shape[1])
-    padded[:rows] = x
-    return F.linear(padded, weight, bias)[:rows]
-
-
 class Linear:
     """`x @ weight.T + bias`. weight: [out, in]; cut by rows, its output is this rank's part and needs no sum."""
 
@@ -45,7 +23,7 @@ class Linear:
         self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        return product(x, self.weight, self.bias)
+        return ops.linear(x, self.weight, self.bias)
 
 
 class SummedLinear:
@@ -58,7 +36,7 @@ class SummedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] to float32 [tokens, out]."""
-        out = self._world.all_reduce(product(x, self.weight).float())
+        out = self._world.all_reduce(ops.linear(x, self.weight, out_dtype=torch.float32))
         return out if self.bias is None else out + self.bias
 
 

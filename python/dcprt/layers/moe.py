@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dcprt import ops
 from dcprt.comm.protocol import Collective
-from dcprt.layers.linear import product
 from dcprt.layers.mlp import GatedMLP
 from dcprt.spec import MoESpec
 
@@ -87,8 +87,8 @@ class Experts:
             places = order[begin : begin + count]
             begin += count
             tokens = places // chosen.shape[-1]
-            gate, up = product(x[tokens], self._gate_up[expert]).chunk(2, -1)
-            part = product(F.silu(gate) * up, self._down[expert]).float()
+            hidden = ops.silu_mul(ops.linear(x[tokens], self._gate_up[expert]))
+            part = ops.linear(hidden, self._down[expert], out_dtype=torch.float32)
             out.index_add_(0, tokens, part * weights[places].unsqueeze(-1))
         return out
 

@@ -71,7 +71,7 @@ class Rotary:
 
     @staticmethod
     def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """[tokens, heads, head_dim], halves paired as in Hugging Face checkpoints; x itself is overwritten and returned.
+        """[tokens, heads, head_dim], halves paired as in Hugging Face checkpoints; x is overwritten and returned.
 
         Where the angles are for fewer dimensions than a head has, the others stay as they are.
         """

@@ -30,7 +30,7 @@ class Attention(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """Attention and MLP, each behind a norm and beside a residual: float32 [tokens, hidden]."""
+    """Attention and MLP, each behind a norm and beside a residual: float32 [tokens, hidden], which is overwritten."""
 
     norm1: RMSNorm
     attention: Attention
@@ -38,8 +38,8 @@ class Layer:
     mlp: Callable[[Tensor], Tensor]
 
     def __call__(self, x: Tensor, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
-        x = x + self.attention(self.norm1(x), angles, step, kv)
-        return x + self.mlp(self.norm2(x))
+        hidden = self.norm2.added(x, self.attention(self.norm1(x), angles, step, kv))
+        return x.add_(self.mlp(hidden))
 
 
 class Decoder:
@@ -107,9 +107,9 @@ class GQAttention:
         heads = stack_heads(self._qkv(x), self._q + 2 * self._kv)
         q, k, v = torch.split(heads, [self._q, self._kv, self._kv], dim=1)
         if self._norms:
-            q, k = self._norms[0](q.float()), self._norms[1](k.float())
-        rotated = Rotary.rotate(torch.cat([q, k], dim=1), angles)
-        q, k = rotated[:, : self._q], rotated[:, self._q :]
+            q, k = Rotary.rotate(self._norms[0](q), angles), Rotary.rotate(self._norms[1](k), angles)
+        else:
+            Rotary.rotate(heads[:, : self._q + self._kv], angles)
         queries = Queries(q[:, self._attend.own_places], q) if self._replicated else Queries(q)
         return self._out(self._attend(queries, k, v, kv, step.attention).flatten(1))
 

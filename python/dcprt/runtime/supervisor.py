@@ -70,9 +70,7 @@ class Supervisor:
         self._spawn("tokenizer", "tokenizer", Launch(deployment=self._deployment, run_dir=str(self.run_dir.path)))
         self._spawn("scheduler", "scheduler", Launch(deployment=self._deployment, run_dir=str(self.run_dir.path)))
         for rank in range(ranks):
-            launch = Launch(
-                deployment=self._deployment, run_dir=str(self.run_dir.path), rank=rank, arenas=self._arenas
-            )
+            launch = Launch(deployment=self._deployment, run_dir=str(self.run_dir.path), rank=rank, arenas=self._arenas)
             self._spawn(f"rank {rank}", "rank", launch)
         if self._arenas is not None:
             self._arenas.close()

@@ -30,9 +30,7 @@ def run(launch: Launch, ready: Callable[[], None]) -> None:
     plans: Receiver[StepPlan] = Receiver(context, endpoint(launch.run_dir, f"plans-{rank}"), StepPlan)
     results = Sender(context, endpoint(launch.run_dir, "results"))
     grid = deployment.grid
-    groups = connect(
-        deployment.comm, rank, grid.tp, grid.dcp, arenas=launch.arenas, directory=launch.run_dir
-    )
+    groups = connect(deployment.comm, rank, grid.tp, grid.dcp, arenas=launch.arenas, directory=launch.run_dir)
     start = time.monotonic()
     worker = build_worker(deployment, rank, groups, _Progress())
     log.info("weights loaded in %.1f s (%s)", time.monotonic() - start, deployment.dtype)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dcprt import ops
 from dcprt.messages import RowSampling, TokenLogprobs
 from dcprt.sampling.history import History
 
@@ -42,8 +43,9 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
 
     A row whose logits have no finite maximum gets `FAILED`; the others do not notice.
     """
-    tokens: list[int] = logits.argmax(-1).tolist()
-    sound: list[bool] = logits.amax(-1).isfinite().tolist()
+    places, values = ops.argmax(logits)
+    tokens: list[int] = places.tolist()
+    sound: list[bool] = values.isfinite().tolist()
     for i, row in enumerate(rows):
         own = logits[i]
         if not sound[i]:

@@ -236,7 +236,8 @@ class Scheduler:
                 self.store.share(request)
 
     def _fail(self, request: Request, reason: str) -> RequestFailed:
-        """This request alone."""
+        """This request alone: others get nothing of what it computed."""
+        self.store.discard(request)
         self.end(request.rid)
         where = len(request.tokens)
         return RequestFailed(rid=request.rid, message=f"Token {where} cannot be chosen: {reason}.", status=500)
@@ -338,9 +339,7 @@ class Scheduler:
             budget -= count
             self._start(request, admission.computed_len, admission.copy, count, draft)
 
-    def _start(
-        self, request: Request, computed_len: int, copy: PageCopy | None, count: int, draft: StepDraft
-    ) -> None:
+    def _start(self, request: Request, computed_len: int, copy: PageCopy | None, count: int, draft: StepDraft) -> None:
         request.row = self._free_rows.pop()
         request.state = State.RUNNING
         request.admissions += 1

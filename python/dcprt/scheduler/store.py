@@ -61,9 +61,7 @@ class KVStore:
         self.allocator.pin(transfer, tail)
         if not self.grow(request, match.length):
             return Admission(layout.floor_to_span(match.length), None)
-        return Admission(
-            match.length, PageCopy(tail, request.pages[-1], layout.in_span(match.length))
-        )
+        return Admission(match.length, PageCopy(tail, request.pages[-1], layout.in_span(match.length)))
 
     def grow(self, request: Request, length: int) -> list[PageId] | None:
         """Give `request` pages for `length` tokens, evicting if need be. None if there are not enough."""
@@ -103,6 +101,15 @@ class KVStore:
             self._insert(request, length)
         self.cache.unlock(request.node)
         self.allocator.free(sorted(request.owned))
+        request.node, request.pages, request.owned = None, [], set()
+
+    def discard(self, request: Request) -> None:
+        """Take everything from `request`; nothing of it may be reused, since its numbers are wrong."""
+        if request.node is None:
+            return
+        self.cache.unlock(request.node)
+        self.allocator.free(sorted(request.owned))
+        self.cache.forget(request.namespace, request.tokens)
         request.node, request.pages, request.owned = None, [], set()
 
     def _insert(self, request: Request, length: int) -> Node:

@@ -91,9 +91,7 @@ def _directory(path: Path, load_format: str) -> Path:
     return path
 
 
-def _converted(
-    source: Path, expected: str | None, install_command: str, progress: Callable[[str], None]
-) -> Path:
+def _converted(source: Path, expected: str | None, install_command: str, progress: Callable[[str], None]) -> Path:
     """The converted directory of a GGUF file, keyed by the file's digest."""
     digest = _digest(source, progress)
     if expected is not None and digest != expected:

@@ -10,9 +10,10 @@ import torch
 from dcprt.attention.combine import choose
 from dcprt.attention.dcp import DcpAttention
 from dcprt.attention.plan import ContextCosts
-from dcprt.attention.torch_backend import TorchBackend
+from dcprt.attention.registry import make_backend
 from dcprt.comm.groups import Groups
 from dcprt.config import parse_bytes
+from dcprt.env import attention_backend
 from dcprt.ids import Rank
 from dcprt.kv.layout import LayoutDescriptor
 from dcprt.kv.pool import KVPool
@@ -72,4 +73,4 @@ def make_attention(deployment: Deployment, heads: RankHeads, groups: Groups) -> 
     )
     scale = spec.mla.softmax_scale if spec.mla else spec.head_dim**-0.5
     combine = choose(options.dcp_comm, groups, places, out_dim)
-    return DcpAttention(heads, scale, TorchBackend(), groups.dcp, combine, costs)
+    return DcpAttention(heads, scale, make_backend(attention_backend()), groups.dcp, combine, costs)

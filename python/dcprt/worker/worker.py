@@ -54,9 +54,7 @@ class Worker:
         chosen = dict(tokens)
         failed = [(row, "its logits are not finite") for row in step.yielding if row not in chosen]
         self._rows.advance(body, {**chosen, **{row: [STAND_IN] for row, _ in failed}})
-        return msgspec.structs.replace(
-            result, tokens=tokens, logprobs=logprobs, prompt_logprobs=scored, failed=failed
-        )
+        return msgspec.structs.replace(result, tokens=tokens, logprobs=logprobs, prompt_logprobs=scored, failed=failed)
 
     def _choose(self, step: Step, hidden: Tensor) -> tuple[list[tuple[int, list[int]]], list[RowLogprobs]]:
         """Rank 0 samples; all ranks learn the tokens. Rows that cannot be sampled get none."""

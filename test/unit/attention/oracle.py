@@ -11,9 +11,9 @@ from torch import Tensor
 def attend(q: Tensor, k: Tensor, v: Tensor, q_to_kv: Sequence[int], visible: Sequence[int], scale: float) -> Tensor:
     """q: [tokens, heads, dim]; k, v: [keys, kv_heads, dim]; token t sees the first `visible[t]` keys.
 
-    Returns float64 [tokens, heads, dim]; 0 where nothing is visible.
+    Returns float64 [tokens, heads, value dim]; 0 where nothing is visible.
     """
-    out = torch.zeros(q.shape, dtype=torch.float64)
+    out = torch.zeros(*q.shape[:2], v.shape[-1], dtype=torch.float64)
     for t, seen in enumerate(visible):
         for h, kv in enumerate(q_to_kv):
             if seen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from dcprt.attention.combine import Combine, a2a, ag_rs
 from dcprt.attention.dcp import DcpAttention, Queries
 from dcprt.attention.plan import AttentionPlan, ContextCosts, RowSlice
-from dcprt.attention.torch_backend import TorchBackend
+from dcprt.attention.registry import make_backend
 from dcprt.comm.groups import Groups, local_groups
 from dcprt.ids import Rank
 from dcprt.kv.layout import Layout
@@ -34,6 +35,7 @@ class Mode:
     combine: Combine = ag_rs
     costs: ContextCosts = ContextCosts(query_bytes=1, kv_bytes=1 << 20, workspace=1 << 30)
     replicate_q: bool = False
+    backend: str = "torch"
 
 
 GATHER_KV = ContextCosts(query_bytes=1 << 20, kv_bytes=1, workspace=1 << 30)
@@ -74,7 +76,8 @@ class RankRun:
     ) -> None:
         shape = (num_pages, layout.page_size, len(heads.kv_heads), DIM)
         self.cache = LayerKV(torch.full(shape, torch.nan), torch.full(shape, torch.nan))
-        self.attention = DcpAttention(heads, DIM**-0.5, TorchBackend(), groups.dcp, mode.combine, mode.costs)
+        backend = make_backend(mode.backend)
+        self.attention = DcpAttention(heads, DIM**-0.5, backend, groups.dcp, mode.combine, mode.costs)
         self.mode = mode
         self.heads, self.layout, self.dcp_rank = heads, layout, grid.dcp_rank(Rank(rank))
         self.outputs: list[Tensor] = []
@@ -169,17 +172,20 @@ def assert_whole(grid: tuple[int, int], layout: tuple[int, int], heads: int, kv_
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (4, 1), (8, 4)])
-def test_equals_one_whole_sequence(grid: tuple[int, int], layout: tuple[int, int], heads: int, kv_heads: int) -> None:
+def test_equals_one_whole_sequence(
+    backend_name: str, grid: tuple[int, int], layout: tuple[int, int], heads: int, kv_heads: int
+) -> None:
     """K2, K3, K4: short contexts leave ranks empty; chunks are no multiples of anything."""
-    assert_whole(grid, layout, heads, kv_heads, Mode())
+    assert_whole(grid, layout, heads, kv_heads, Mode(backend=backend_name))
 
 
 @pytest.mark.parametrize("grid", [(2, 2), (3, 3), (4, 2), (8, 8)], ids=str)
 @pytest.mark.parametrize("layout", [(1, 1), (4, 2)], ids=str)
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode(grid: tuple[int, int], layout: tuple[int, int], mode: str) -> None:
-    assert_whole(grid, layout, 9, 3, MODES[mode])
-    assert_whole(grid, layout, 4, 1, MODES[mode])
+def test_every_mode(backend_name: str, grid: tuple[int, int], layout: tuple[int, int], mode: str) -> None:
+    chosen = dataclasses.replace(MODES[mode], backend=backend_name)
+    assert_whole(grid, layout, 9, 3, chosen)
+    assert_whole(grid, layout, 4, 1, chosen)
 
 
 def rows_with(shapes: list[tuple[int, int]]) -> list[RowSlice]:

@@ -208,6 +208,19 @@ class RadixMachine(RuleBasedStateMachine):
     def evict_some(self, count: int) -> None:
         self.evict(count)
 
+    @rule(namespace=st.sampled_from(NAMESPACES), seed=st.integers(0, 20), cut=st.integers(0, 400))
+    def forget(self, namespace: str, seed: int, cut: int) -> None:
+        """What is left is what was there but for ends of the sequence; nothing that is locked goes."""
+        tokens = self.sequence(seed, cut, [])
+        evictable, free = self.cache.evictable_pages, self.allocator.free_pages
+        self.cache.forget(namespace, array("i", tokens))
+        left = self.tree()
+        assert left <= self.cached
+        assert self.allocator.free_pages - free <= evictable - self.cache.evictable_pages
+        for request in self.running:
+            assert set(request.prefix()[: request.node.end]) <= left
+        self.cached = left
+
     @rule()
     def flush(self) -> None:
         evictable = self.cache.evictable_pages
@@ -491,6 +504,25 @@ def test_a_locked_path_stays_and_can_go_once_unlocked() -> None:
     cache.tree.unlock(match.node)
     assert cache.evict(9) == 2
     assert cache.length("aabbcc") == 0
+
+
+def test_what_is_forgotten_goes_up_to_what_others_hold_or_share() -> None:
+    cache = Cache(Layout(2))
+    cache.put("aabbccdd")
+    cache.put("aabbXX")
+    cache.tree.forget("", tokens_of("aabbccd"))
+    cache.check()
+    assert (cache.length("aabbccdd"), cache.length("aabbXX")) == (4, 6)
+    match = cache.find("aaX")
+    cache.tree.lock(match.node)
+    cache.tree.forget("", tokens_of("aabbXX"))
+    cache.check()
+    assert cache.length("aabbXX") == 2
+    cache.tree.unlock(match.node)
+    cache.tree.forget("other", tokens_of("aa"))
+    cache.tree.forget("", tokens_of("aa"))
+    cache.check()
+    assert (cache.length("aa"), cache.tree.evictable_pages) == (0, 0)
 
 
 def test_a_path_that_two_hold_stays_until_both_are_gone() -> None:

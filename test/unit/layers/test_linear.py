@@ -13,8 +13,9 @@ from torch import Tensor
 from dcprt.comm.groups import local_groups
 from dcprt.comm.protocol import Collective
 from dcprt.ids import Rank
-from dcprt.layers.linear import BLOCK, SummedLinear, VocabEmbedding, VocabLogits, bucket, product
+from dcprt.layers.linear import SummedLinear, VocabEmbedding, VocabLogits
 from dcprt.layers.norm import RMSNorm
+from dcprt.ops import BLOCK, bucket, linear
 from dcprt.parallel.grid import Grid, WidthShard
 
 
@@ -101,7 +102,7 @@ def test_buckets_are_few_and_close() -> None:
 def test_padded_rows_change_nothing(rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(rows)
     x, weight, bias = torch.randn(rows, 24).to(dtype), torch.randn(10, 24).to(dtype), torch.randn(10).to(dtype)
-    found = product(x, weight, bias)
+    found = linear(x, weight, bias)
     assert found.shape == (rows, 10)
     exact = x.double() @ weight.double().T + bias.double()
     torch.testing.assert_close(found.double(), exact, atol=0.1 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)

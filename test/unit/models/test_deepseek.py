@@ -108,7 +108,9 @@ def test_kinds(kind: str, grid: tuple[int, int], tmp_path: Path) -> None:
 def test_modes(grid: tuple[int, int], options: dict[str, Any], tmp_path: Path) -> None:
     """K2 to K4 among them: six tokens on eight ranks, chunks that divide nothing."""
     model = write(tmp_path, "v3-yarn")
-    with Harness(tmp_path, tp=grid[0], dcp=grid[1], **{"page_size": 4, "chunked_prefill_size": 50, **options}) as harness:
+    with Harness(
+        tmp_path, tp=grid[0], dcp=grid[1], **{"page_size": 4, "chunked_prefill_size": 50, **options}
+    ) as harness:
         for length in (1, 6, 10, 211):
             assert_agrees(harness, model, prompt_of(length, seed=length))
 
@@ -129,7 +131,7 @@ def test_prefix_reuse_cut_at_every_position_of_a_span(tmp_path: Path) -> None:
     with Harness(tmp_path, tp=4, dcp=4, page_size=4, dcp_interleave=2) as harness:
         harness.greedy(base, 4)
         for shared in range(32, 64):
-            prompt = base[:shared] + [(base[shared] + 1) % 131] + prompt_of(5, seed=shared)
+            prompt = [*base[:shared], (base[shared] + 1) % 131, *prompt_of(5, seed=shared)]
             request, logits = harness.greedy(prompt, 2)
             assert request.cached_len == shared
             reference = model(torch.tensor([list(request.tokens)])).logits[0, len(prompt) - 1 : -1].detach()

@@ -82,7 +82,7 @@ def test_prefix_reuse_cut_at_every_position_of_a_span(tmp_path: Path) -> None:
     with Harness(tmp_path, tp=2, dcp=2, page_size=8, dcp_interleave=2) as harness:
         harness.greedy(base, 4)
         for shared in range(30, 64):
-            prompt = base[:shared] + [(base[shared] + 1) % 131] + prompt_of(9, seed=shared)
+            prompt = [*base[:shared], (base[shared] + 1) % 131, *prompt_of(9, seed=shared)]
             request, logits = harness.greedy(prompt, 3)
             assert request.cached_len == shared
             assert relative_error(logits, expected(model, list(request.tokens), len(prompt))) <= TOLERANCE

@@ -31,7 +31,11 @@ MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 10}
 FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, LlamaConfig, {"head_dim": 8}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 8, "num_key_value_heads": 1}),
-    "qwen3-moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, {**MOE, "head_dim": 8, "num_experts": 5, "norm_topk_prob": True}),
+    "qwen3-moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        {**MOE, "head_dim": 8, "num_experts": 5, "norm_topk_prob": True},
+    ),
     "glm": (
         Glm4MoeForCausalLM,
         Glm4MoeConfig,

@@ -111,7 +111,7 @@ def test_only_the_prompt(directory: Path, model: LlamaForCausalLM) -> None:
     params = SamplingParams(max_tokens=0, prompt_logprobs=0)
     for setting in SETTINGS:
         with Harness(directory, **setting) as harness:
-            requests, outputs = harness.run([(prompt_of(70, seed=4), params)])
+            _requests, outputs = harness.run([(prompt_of(70, seed=4), params)])
             assert [output.token_ids for output in outputs[0]] == [[]]
             assert outputs[0][0].finish is not None
             assert outputs[0][0].finish.reason == "length"

@@ -155,9 +155,7 @@ def test_split_evenly() -> None:
             assert sizes == sorted(sizes, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("tp", "dcp", "fits"), [(4, 3, "[1, 2, 4]"), (6, 4, "[1, 2, 3, 6]"), (2, 4, "[1, 2]")]
-)
+@pytest.mark.parametrize(("tp", "dcp", "fits"), [(4, 3, "[1, 2, 4]"), (6, 4, "[1, 2, 3, 6]"), (2, 4, "[1, 2]")])
 def test_a_dcp_that_does_not_divide_is_refused_with_those_that_do(tp: int, dcp: int, fits: str) -> None:
     with pytest.raises(GridError) as caught:
         Grid(tp, dcp)

@@ -12,9 +12,7 @@ from dcprt.messages import RowSampling
 from dcprt.sampling.sampler import SampleRow, sample, uniform
 
 
-def row(
-    position: int = 0, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 0
-) -> SampleRow:
+def row(position: int = 0, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 0) -> SampleRow:
     return SampleRow(RowSampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed), position)
 
 
@@ -22,7 +20,7 @@ def allowed(logits: np.ndarray, temperature: float, top_p: float, top_k: int) ->
     """Tokens and probabilities after temperature, top-k and top-p, by the definition."""
     scaled = logits.astype(np.float64) / temperature
     order = np.argsort(-scaled, kind="stable")
-    if 0 < top_k:
+    if top_k > 0:
         order = order[:top_k]
     weights = np.exp(scaled[order] - scaled[order[0]])
     probabilities = weights / weights.sum()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dcprt.config import ScheduleConfig
 from dcprt.kv.layout import Layout
-from dcprt.messages import TokensOut
+from dcprt.messages import PlanBody, StepPlan, TokensOut
 from dcprt.params import SamplingParams
 from dcprt.scheduler.executor import PlanWriter
 from dcprt.scheduler.request import Request
@@ -106,7 +106,7 @@ class Bench:
         self.scheduler.check()
         if body is not None:
             assert sum(work.num_tokens for work in body.work if work.num_tokens > 1) <= self._chunk
-            self.workers.submit(self._writer.write(body))
+            self.workers.submit(self.write(body))
             self._flights += 1
         if not self._flights:
             return False
@@ -120,6 +120,10 @@ class Bench:
             self._deliver(output)
         self.scheduler.check()
         return True
+
+    def write(self, body: PlanBody) -> StepPlan:
+        """The next plan of the chain."""
+        return self._writer.write(body)
 
     def run(self, most: int = 20_000) -> None:
         """Until all requests have ended."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dcprt.errors import RequestError
 from dcprt.kv.layout import Layout
+from dcprt.messages import RequestFailed
 from dcprt.params import SamplingParams
 from dcprt.scheduler.core import Core
 from dcprt.scheduler.request import State
@@ -617,3 +618,22 @@ def test_k11_many_clients_with_shared_prefixes_and_aborts(clients: int, pages: i
     assert bench.scheduler.counters.cached_tokens > 0
     bench.store.cache.flush()
     assert bench.store.allocator.free_pages == pages
+
+
+@pytest.mark.parametrize("length", [1, 7, 30])
+def test_nothing_of_a_failed_request_is_reused(length: int) -> None:
+    bench = Bench(Layout(4, 2), 40, chunk=16)
+    prompt = [A] * length
+    bench.send(prompt, 5, rid="fails")
+    found: list[object] = []
+    while not found:
+        body = bench.scheduler.plan()
+        assert body is not None
+        bench.workers.submit(bench.write(body))
+        tokens = bench.workers.result().tokens
+        found = list(bench.scheduler.apply([], failed=[(row, "no number") for row, _ in tokens]))
+        bench.scheduler.check()
+    expected = f"Token {length} cannot be chosen: no number."
+    assert found == [RequestFailed(rid="fails", message=expected, status=500)]
+    assert bench.store.allocator.free_pages == bench.store.allocator.capacity
+    assert bench.ask(prompt, 5).cached == 0

@@ -95,15 +95,11 @@ LLAMA3 = {
         ),
         (
             {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}},
-            RopeSpec(
-                kind="yarn", factor=4.0, original_max_position=1024, attention_factor=0.1 * math.log(4.0) + 1
-            ),
+            RopeSpec(kind="yarn", factor=4.0, original_max_position=1024, attention_factor=0.1 * math.log(4.0) + 1),
         ),
         (
             {"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 1.5, "beta_fast": 16}},
-            RopeSpec(
-                kind="yarn", factor=4.0, original_max_position=4096, attention_factor=1.5, beta_fast=16.0
-            ),
+            RopeSpec(kind="yarn", factor=4.0, original_max_position=4096, attention_factor=1.5, beta_fast=16.0),
         ),
     ],
 )

@@ -74,9 +74,7 @@ def test_ranges_against_the_whole(
 
 @settings(max_examples=60, deadline=None)
 @given(heads=st.lists(st.integers(-1, HEADS - 1), max_size=8))
-def test_heads_against_the_whole(
-    source: Checkpoint, tensors: dict[str, torch.Tensor], heads: list[int]
-) -> None:
+def test_heads_against_the_whole(source: Checkpoint, tensors: dict[str, torch.Tensor], heads: list[int]) -> None:
     loader = Loader(source, torch.float32)
     zeros = torch.zeros(HEAD_DIM, COLS)
     parts = tensors["w"].split(HEAD_DIM)
@@ -153,10 +151,7 @@ def test_finish_and_progress(source: Checkpoint) -> None:
 
 def test_ranks_agree_on_dummy_weights() -> None:
     whole = Loader(DummyCheckpoint(3), torch.float32).full("w", SHAPE)
-    parts = [
-        Loader(DummyCheckpoint(3), torch.float32).rows("w", SHAPE, i * 7, min(20, i * 7 + 7), 7)
-        for i in range(3)
-    ]
+    parts = [Loader(DummyCheckpoint(3), torch.float32).rows("w", SHAPE, i * 7, min(20, i * 7 + 7), 7) for i in range(3)]
     assert torch.equal(torch.cat(parts)[:20], whole)
     loader = Loader(DummyCheckpoint(3), torch.bfloat16)
     assert torch.equal(loader.head_rows("w", SHAPE, [3], 4), whole[12:16].bfloat16())

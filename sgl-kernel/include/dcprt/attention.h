@@ -1,0 +1,170 @@
+// Attention on raw pointers: how a call is cut into tasks, and how partial results become whole ones.
+//
+// A task is a block of queries of one row and key head, so that a key is read once for all query heads of its group and
+// for several tokens. Where there are threads to feed, tasks without a causal mask are also cut along the keys, and the
+// parts merged by their lse, as in Flash-Decoding. The cut follows from the shapes and the number of threads alone.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "dcprt/attention_isa.h"
+#include "dcprt/attention_types.h"
+#include "dcprt/threads.h"
+
+namespace dcprt {
+
+namespace attention_detail {
+
+// Multiplications below which waking a thread costs more than it saves.
+constexpr double kWorthThreads = 1e6;
+constexpr int64_t kTasksPerThread = 3;
+constexpr int64_t kLeastKeys = 256;  // keys of a part
+
+// Queries [first, first + count) of a row and key head over `keys` keys, in pieces of `size` keys; the results of more
+// than one piece begin at `part`.
+struct QueryBlock {
+  const AttentionRow* row;
+  int64_t head, first, count, keys, size, part;
+
+  int64_t Pieces() const { return (keys + size - 1) / size; }
+
+  double Work() const { return static_cast<double>(count) * static_cast<double>(keys); }
+};
+
+inline std::vector<QueryBlock> BlocksOf(const AttentionCall& call) {
+  std::vector<QueryBlock> blocks;
+  for (int64_t r = 0; r < call.row_count; ++r) {
+    const AttentionRow& row = call.rows[r];
+    const int64_t tokens = row.stop - row.start;
+    if (row.keys == 0 || tokens <= 0 || (call.causal && tokens == 1)) continue;
+    for (int64_t head = 0; head < call.key_heads; ++head) {
+      const int64_t group = call.head_offsets[head + 1] - call.head_offsets[head];
+      for (int64_t first = 0; first < tokens * group; first += kMaxQueries) {
+        const int64_t count = std::min(kMaxQueries, tokens * group - first);
+        const int64_t keys = call.causal ? (first + count - 1) / group + 1 : row.keys;
+        blocks.push_back({&row, head, first, count, keys, keys, -1});
+      }
+    }
+  }
+  return blocks;
+}
+
+// Decides the pieces of each block; returns how many partial results there will be.
+inline int64_t CutKeys(std::vector<QueryBlock>& blocks, int64_t threads) {
+  double total = 0;
+  for (const QueryBlock& block : blocks) total += block.Work();
+  const double share = total / static_cast<double>(threads * kTasksPerThread);
+  int64_t parts = 0;
+  for (QueryBlock& block : blocks) {
+    const int64_t pieces = static_cast<int64_t>(std::ceil(block.Work() / share));
+    block.size = std::min(block.keys, std::max((block.keys + pieces - 1) / pieces, kLeastKeys));
+    if (block.Pieces() == 1) continue;
+    block.part = parts;
+    parts += block.Pieces();
+  }
+  return parts;
+}
+
+inline std::vector<AttentionTask> TasksOf(const std::vector<QueryBlock>& blocks) {
+  std::vector<AttentionTask> tasks;
+  tasks.reserve(blocks.size());
+  for (const QueryBlock& b : blocks) {
+    for (int64_t i = 0; i < b.Pieces(); ++i) {
+      const int64_t begin = i * b.size, end = std::min(begin + b.size, b.keys);
+      tasks.push_back({b.row, b.head, b.first, b.count, begin, end, b.part < 0 ? -1 : b.part + i});
+    }
+  }
+  return tasks;
+}
+
+// Merges the parts of one query: weights relative to the largest lse, divided by their sum.
+inline void MergeParts(const AttentionParts& parts, int64_t first, int64_t pieces, int64_t query, int64_t dim,
+                       float* out, float* lse) {
+  const auto lse_of = [&](int64_t i) { return parts.lse[(first + i) * kMaxQueries + query]; };
+  float top = -INFINITY, sum = 0;
+  for (int64_t i = 0; i < pieces; ++i) top = std::max(top, lse_of(i));
+  for (int64_t i = 0; i < pieces; ++i) sum += std::exp(lse_of(i) - top);
+  std::fill(out, out + dim, 0.0f);
+  for (int64_t i = 0; i < pieces; ++i) {
+    const float share = std::exp(lse_of(i) - top) / sum;
+    const float* part = parts.out + ((first + i) * kMaxQueries + query) * dim;
+    for (int64_t d = 0; d < dim; ++d) out[d] += share * part[d];
+  }
+  *lse = top + std::log(sum);
+}
+
+inline void MergeBlock(const AttentionCall& call, const QueryBlock& block, const AttentionParts& parts) {
+  const int64_t begin = call.head_offsets[block.head], group = call.head_offsets[block.head + 1] - begin;
+  for (int64_t i = 0; i < block.count; ++i) {
+    const int64_t index = block.first + i;
+    const int64_t place = (block.row->start + index / group) * call.query_heads + call.heads[begin + index % group];
+    float* out = call.out + place * call.value_dim;
+    MergeParts(parts, block.part, block.Pieces(), i, call.value_dim, out, call.lse + place);
+  }
+}
+
+// Memory that a thread keeps between calls.
+inline char* ThreadMemory(int64_t bytes) {
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
+  static thread_local std::unique_ptr<char, Free> memory;
+  static thread_local int64_t held = 0;
+  if (held < bytes) {
+    held = (bytes + 63) / 64 * 64;
+    memory.reset(static_cast<char*>(std::aligned_alloc(64, static_cast<size_t>(held))));
+  }
+  return memory.get();
+}
+
+// Tokens of no row, and rows without keys, get an empty result.
+inline void FillEmpty(const AttentionCall& call) {
+  int64_t covered = 0;
+  for (int64_t r = 0; r < call.row_count; ++r) {
+    if (call.rows[r].keys > 0) covered += call.rows[r].stop - call.rows[r].start;
+  }
+  const int64_t places = call.tokens * call.query_heads;
+  if (covered >= call.tokens && call.head_offsets[call.key_heads] == call.query_heads) return;
+  std::fill(call.out, call.out + places * call.value_dim, 0.0f);
+  std::fill(call.lse, call.lse + places, -INFINITY);
+}
+
+}  // namespace attention_detail
+
+// Fills `out` and `lse` of the call, on up to `threads` threads.
+inline void Attention(const AttentionCall& call, Isa isa, int64_t threads) {
+  using namespace attention_detail;
+  const AttentionOps& ops = OpsOf(isa);
+  FillEmpty(call);
+  std::vector<QueryBlock> blocks = BlocksOf(call);
+  double work = 0;
+  for (const QueryBlock& block : blocks) work += block.Work();
+  if (work * static_cast<double>(call.key_dim + call.value_dim) < kWorthThreads) threads = 1;
+  const int64_t count = threads > 1 && !call.causal ? CutKeys(blocks, threads) : 0;
+  const std::vector<AttentionTask> tasks = TasksOf(blocks);
+  const std::unique_ptr<float[]> memory(new float[static_cast<size_t>(count * kMaxQueries * (call.value_dim + 1))]);
+  const AttentionParts parts{memory.get(), memory.get() + count * kMaxQueries * call.value_dim};
+  const int64_t bytes = AttentionScratch::Bytes(call.key_dim, call.value_dim);
+  const auto run = [&](uint32_t i) {
+    ops.task(call, tasks[i], parts, AttentionScratch(ThreadMemory(bytes), call.key_dim, call.value_dim));
+  };
+  if (threads > 1 && tasks.size() > 1) {
+    ThreadPool::Get().Run(static_cast<int>(threads), static_cast<uint32_t>(tasks.size()), run);
+  } else {
+    for (size_t i = 0; i < tasks.size(); ++i) run(static_cast<uint32_t>(i));
+  }
+  for (const QueryBlock& block : blocks) {
+    if (block.part >= 0) MergeBlock(call, block, parts);
+  }
+  for (int64_t r = 0; call.causal && r < call.row_count; ++r) {
+    const AttentionRow& row = call.rows[r];
+    if (row.stop - row.start == 1) ops.one_key(call, row);
+  }
+}
+
+}  // namespace dcprt

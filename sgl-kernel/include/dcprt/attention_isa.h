@@ -1,0 +1,64 @@
+// The attention kernel compiled for every instruction set.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "dcprt/attention_simd.h"
+#include "dcprt/attention_types.h"
+#include "dcprt/isa.h"
+
+namespace dcprt::attention_detail {
+
+namespace generic {
+using Simd = SimdGeneric;
+#include "dcprt/attention_product.h"
+#include "dcprt/attention_task.h"
+}  // namespace generic
+
+#if defined(__x86_64__)
+DCPRT_TARGET_BEGIN(DCPRT_AVX2)
+namespace avx2 {
+using Simd = SimdAvx2;
+#include "dcprt/attention_product.h"
+#include "dcprt/attention_task.h"
+}  // namespace avx2
+DCPRT_TARGET_END
+
+DCPRT_TARGET_BEGIN(DCPRT_AVX512)
+namespace avx512 {
+using Simd = SimdAvx512;
+#include "dcprt/attention_product.h"
+#include "dcprt/attention_task.h"
+}  // namespace avx512
+DCPRT_TARGET_END
+
+DCPRT_TARGET_BEGIN(DCPRT_AVX512BF16)
+namespace avx512bf16 {
+using Simd = SimdAvx512Bf16;
+#include "dcprt/attention_product.h"
+#include "dcprt/attention_task.h"
+}  // namespace avx512bf16
+DCPRT_TARGET_END
+#endif
+
+inline const AttentionOps& OpsOf(Isa isa) {
+#if defined(__x86_64__)
+  switch (isa) {
+    case Isa::kAvx512Bf16:
+      return avx512bf16::kOps;
+    case Isa::kAvx512:
+      return avx512::kOps;
+    case Isa::kAvx2:
+      return avx2::kOps;
+    default:
+      break;
+  }
+#endif
+  (void)isa;
+  return generic::kOps;
+}
+
+}  // namespace dcprt::attention_detail

@@ -1,0 +1,193 @@
+// The products of attention, and its exponential, for the instruction set whose struct is `Simd`: included in the
+// namespace of each, hence without a guard.
+
+using Vec = Simd::Vec;
+constexpr int64_t kLanes = Simd::kLanes;
+
+// Within 2 units in the last place for -87.33 <= x <= 88; 0 below; NaN for NaN.
+DCPRT_SIMD Vec Exp(Vec x) {
+  const Vec low = Simd::Set1(-87.33654f);
+  const Vec at = Simd::Max(low, x);
+  const Vec n = Simd::Round(Simd::Mul(at, Simd::Set1(1.44269504f)));
+  Vec r = Simd::Fma(n, Simd::Set1(-0.693359375f), at);
+  r = Simd::Fma(n, Simd::Set1(2.12194440e-4f), r);
+  Vec p = Simd::Fma(Simd::Set1(1.0f / 5040), r, Simd::Set1(1.0f / 720));
+  p = Simd::Fma(p, r, Simd::Set1(1.0f / 120));
+  p = Simd::Fma(p, r, Simd::Set1(1.0f / 24));
+  p = Simd::Fma(p, r, Simd::Set1(1.0f / 6));
+  p = Simd::Fma(p, r, Simd::Set1(0.5f));
+  p = Simd::Fma(p, r, Simd::Set1(1.0f));
+  p = Simd::Fma(p, r, Simd::Set1(1.0f));
+  return Simd::ZeroBelow(x, low, Simd::Scale2(p, n));
+}
+
+static void ExpAll(const float* x, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int64_t part = count - i < kLanes ? count - i : kLanes;
+    float y[kLanes];
+    Simd::Store(y, Exp(Simd::LoadPart(x + i, part)));
+    std::memcpy(out + i, y, static_cast<size_t>(part) * sizeof(float));
+  }
+}
+
+// How a lane of one factor meets a lane of the other: float32 with T widened, or pairs of bfloat16.
+template <class T>
+struct Single {
+  using Element = T;
+  DCPRT_SIMD Vec Step(Vec a, Vec b, Vec acc) { return Simd::Fma(a, b, acc); }
+};
+
+template <class S>
+struct Paired {
+  using Element = float;
+  DCPRT_SIMD Vec Step(Vec a, Vec b, Vec acc) { return S::Pair(a, b, acc); }
+};
+
+// out [R, C * kLanes] = or += a [R, count] times the rows `steps` from element `at` on. With kPart, C is 1 and only
+// `part` columns of the vector are read.
+template <class Op, int R, int C, bool kAdd, bool kPart>
+static void Tile(const float* a, int64_t a_step, const void* const* steps, int64_t at, int64_t count, float* out,
+                 int64_t out_step, int64_t part) {
+  Vec acc[R][C];
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < C; ++c) {
+      acc[r][c] = kAdd ? Simd::Load(out + r * out_step + c * kLanes) : Simd::Set1(0);
+    }
+  }
+  for (int64_t s = 0; s < count; ++s) {
+    const auto* row = static_cast<const typename Op::Element*>(steps[s]) + at;
+    Vec b[C];
+    for (int c = 0; c < C; ++c) b[c] = kPart ? Simd::LoadPart(row, part) : Simd::Load(row + c * kLanes);
+    for (int r = 0; r < R; ++r) {
+      const Vec x = Simd::Set1(a[r * a_step + s]);
+      for (int c = 0; c < C; ++c) acc[r][c] = Op::Step(x, b[c], acc[r][c]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < C; ++c) Simd::Store(out + r * out_step + c * kLanes, acc[r][c]);
+  }
+}
+
+template <class Op, int R, int C, bool kAdd, bool kPart>
+static void LastRows(int64_t rows, const float* a, int64_t a_step, const void* const* steps, int64_t at, int64_t count,
+                     float* out, int64_t out_step, int64_t part) {
+  if constexpr (R > 0) {
+    if (rows == R) return Tile<Op, R, C, kAdd, kPart>(a, a_step, steps, at, count, out, out_step, part);
+    LastRows<Op, R - 1, C, kAdd, kPart>(rows, a, a_step, steps, at, count, out, out_step, part);
+  }
+}
+
+template <class Op, int C, bool kAdd, bool kPart>
+static void Rows(int64_t rows, const float* a, int64_t a_step, const void* const* steps, int64_t at, int64_t count,
+                 float* out, int64_t out_step, int64_t part) {
+  constexpr int kRows = Simd::kRows;
+  for (; rows >= kRows; rows -= kRows, a += kRows * a_step, out += kRows * out_step) {
+    Tile<Op, kRows, C, kAdd, kPart>(a, a_step, steps, at, count, out, out_step, part);
+  }
+  LastRows<Op, kRows - 1, C, kAdd, kPart>(rows, a, a_step, steps, at, count, out, out_step, part);
+}
+
+// out [rows, columns] = or += a [rows, count] times rows `steps` [count, columns]. Rows of `out` are written up to the
+// next whole vector.
+template <class Op, bool kAdd>
+static void Product(int64_t rows, const float* a, int64_t a_step, const void* const* steps, int64_t count,
+                    int64_t columns, float* out, int64_t out_step) {
+  int64_t at = 0;
+  for (; at + Simd::kCols * kLanes <= columns; at += Simd::kCols * kLanes) {
+    Rows<Op, Simd::kCols, kAdd, false>(rows, a, a_step, steps, at, count, out + at, out_step, 0);
+  }
+  for (; at + kLanes <= columns; at += kLanes) {
+    Rows<Op, 1, kAdd, false>(rows, a, a_step, steps, at, count, out + at, out_step, 0);
+  }
+  if (at < columns) Rows<Op, 1, kAdd, true>(rows, a, a_step, steps, at, count, out + at, out_step, columns - at);
+}
+
+// Rows of keys and values that will be needed soon. Pages lie anywhere, which no processor foresees.
+struct Ahead {
+  const void* const* keys;  // [count]
+  int64_t count, key_bytes;
+  const void* const* values;
+  int64_t value_bytes;
+
+  static constexpr int64_t kKeys = 32;
+
+  DCPRT_SIMD void Fetch(const void* row, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at);
+  }
+  // While keys from `j` on are scored.
+  inline __attribute__((always_inline)) void Fetch(int64_t j, int64_t rows) const {
+    for (int64_t i = j; i < j + rows; ++i) {
+      if (i + kKeys < count) Fetch(keys[i + kKeys], key_bytes);
+      if (i < count) Fetch(values[i], value_bytes);
+    }
+  }
+};
+
+// scores [R, 4]: R queries times four keys.
+template <class Op, int R>
+static void DotTile(const float* q, int64_t q_step, const void* const* keys, int64_t units, float* scores) {
+  using Element = typename Op::Element;
+  const Element* k[4];
+  for (int j = 0; j < 4; ++j) k[j] = static_cast<const Element*>(keys[j]);
+  Vec acc[R][4];
+  for (int r = 0; r < R; ++r) {
+    for (int j = 0; j < 4; ++j) acc[r][j] = Simd::Set1(0);
+  }
+  int64_t i = 0;
+  for (; i + kLanes <= units; i += kLanes) {
+    Vec b[4];
+    for (int j = 0; j < 4; ++j) b[j] = Simd::Load(k[j] + i);
+    for (int r = 0; r < R; ++r) {
+      const Vec x = Simd::Load(q + r * q_step + i);
+      for (int j = 0; j < 4; ++j) acc[r][j] = Op::Step(x, b[j], acc[r][j]);
+    }
+  }
+  if (i < units) {
+    for (int j = 0; j < 4; ++j) {
+      const Vec b = Simd::LoadPart(k[j] + i, units - i);
+      for (int r = 0; r < R; ++r) acc[r][j] = Op::Step(Simd::Load(q + r * q_step + i), b, acc[r][j]);
+    }
+  }
+  for (int r = 0; r < R; ++r) Simd::Sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], scores + r * kMaxKeys);
+}
+
+template <class Op, int R>
+static void LastDots(int64_t rows, const float* q, int64_t q_step, const void* const* keys, int64_t units,
+                     float* scores) {
+  if constexpr (R > 0) {
+    if (rows == R) return DotTile<Op, R>(q, q_step, keys, units, scores);
+    LastDots<Op, R - 1>(rows, q, q_step, keys, units, scores);
+  }
+}
+
+// Scores of few queries: every key is read once, from where it lies.
+template <class Op>
+static void Dots(int64_t rows, const float* q, int64_t q_step, const void* const* keys, int64_t count, int64_t units,
+                 const Ahead& ahead, float* scores) {
+  constexpr int kRows = Simd::kDotRows;
+  for (int64_t j = 0; j < count; j += 4) {
+    ahead.Fetch(j, 4);
+    int64_t r = 0;
+    for (; r + kRows <= rows; r += kRows) {
+      DotTile<Op, kRows>(q + r * q_step, q_step, keys + j, units, scores + r * kMaxKeys + j);
+    }
+    LastDots<Op, kRows - 1>(rows - r, q + r * q_step, q_step, keys + j, units, scores + r * kMaxKeys + j);
+  }
+}
+
+// packed [units, kMaxKeys]: `count` rows, a multiple of kLanes, as columns; `units` is a multiple of 4.
+static void Pack(const void* const* rows, int64_t count, int64_t units, const Ahead& ahead, float* packed) {
+  for (int64_t j = 0; j < count; j += kLanes) {
+    ahead.Fetch(j, kLanes);
+    for (int64_t i = 0; i < units; i += 4) {
+      Vec a = Simd::LoadLanes(rows + j, i), b = Simd::LoadLanes(rows + j + 1, i);
+      Vec c = Simd::LoadLanes(rows + j + 2, i), d = Simd::LoadLanes(rows + j + 3, i);
+      Simd::Transpose(a, b, c, d);
+      float* to = packed + i * kMaxKeys + j;
+      Simd::Store(to, a);
+      Simd::Store(to + kMaxKeys, b);
+      Simd::Store(to + 2 * kMaxKeys, c);
+      Simd::Store(to + 3 * kMaxKeys, d);
+    }
+  }
+}

@@ -1,0 +1,220 @@
+// Vectors of float32 for the attention kernels: one struct for each instruction set, all with the same members.
+//
+//   kLanes        elements of a vector
+//   kRows, kCols  rows, and vectors in a row, of the tile of a product that is held in registers
+//   kDotRows      queries that are multiplied with four keys at a time
+//   kPairs        whether `Pair` exists: acc + products of two bfloat16 in every lane
+//   LoadPart      the first `count` elements, zeros behind; reads nothing else
+//   LoadLanes     four elements each of rows[i], rows[i + 4], ... from `at` on, side by side
+//   Transpose     of every 4 x 4 block that four such vectors hold
+//   Sum4          the sums of the lanes of four vectors, side by side
+//   Max(a, b)     b if either is NaN
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <cstdint>
+#include <cstring>
+
+#include "dcprt/bfloat16.h"
+
+#define DCPRT_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define DCPRT_TARGET_BEGIN(isa) \
+  DCPRT_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))
+#define DCPRT_TARGET_END DCPRT_PRAGMA(clang attribute pop)
+#else
+#define DCPRT_TARGET_BEGIN(isa) \
+  DCPRT_PRAGMA(GCC push_options) \
+  DCPRT_PRAGMA(GCC target(isa))
+#define DCPRT_TARGET_END DCPRT_PRAGMA(GCC pop_options)
+#endif
+#define DCPRT_SIMD static inline __attribute__((always_inline))
+
+#define DCPRT_AVX2 "avx2,fma"
+#define DCPRT_AVX512 "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"
+#define DCPRT_AVX512BF16 "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma"
+
+namespace dcprt::attention_detail {
+
+// Four lanes, as the compiler finds them on any processor.
+struct SimdGeneric {
+  typedef float Vec __attribute__((vector_size(16)));
+  typedef int32_t Ints __attribute__((vector_size(16)));
+  static constexpr int kLanes = 4, kRows = 4, kCols = 2, kDotRows = 1;
+  static constexpr bool kPairs = false;
+
+  DCPRT_SIMD Vec Set1(float x) { return Vec{x, x, x, x}; }
+  DCPRT_SIMD Vec Load(const float* from) {
+    Vec x;
+    std::memcpy(&x, from, sizeof(x));
+    return x;
+  }
+  DCPRT_SIMD Vec Load(const BFloat16* from) {
+    return Vec{ToFloat(from[0]), ToFloat(from[1]), ToFloat(from[2]), ToFloat(from[3])};
+  }
+  template <class T>
+  DCPRT_SIMD Vec LoadPart(const T* from, int64_t count) {
+    T part[kLanes] = {};
+    std::memcpy(part, from, static_cast<size_t>(count) * sizeof(T));
+    return Load(part);
+  }
+  DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
+    return Load(static_cast<const float*>(rows[0]) + at);
+  }
+  DCPRT_SIMD void Store(float* to, Vec x) { std::memcpy(to, &x, sizeof(x)); }
+  DCPRT_SIMD Vec Add(Vec a, Vec b) { return a + b; }
+  DCPRT_SIMD Vec Sub(Vec a, Vec b) { return a - b; }
+  DCPRT_SIMD Vec Mul(Vec a, Vec b) { return a * b; }
+  DCPRT_SIMD Vec Fma(Vec a, Vec b, Vec c) { return a * b + c; }
+  DCPRT_SIMD Vec Max(Vec a, Vec b) { return a > b ? a : b; }
+  DCPRT_SIMD Vec Min(Vec a, Vec b) { return a < b ? a : b; }
+  DCPRT_SIMD Vec ZeroBelow(Vec x, Vec low, Vec y) { return x < low ? Set1(0) : y; }
+  DCPRT_SIMD Vec Round(Vec x) {
+    const Vec shift = Set1(12582912.0f);  // 1.5 * 2^23
+    return (x + shift) - shift;
+  }
+  DCPRT_SIMD Vec Scale2(Vec x, Vec n) {
+    const Ints bits = (__builtin_convertvector(n, Ints) + 127) << 23;
+    Vec power;
+    std::memcpy(&power, &bits, sizeof(power));
+    return x * power;
+  }
+  DCPRT_SIMD void Transpose(Vec& a, Vec& b, Vec& c, Vec& d) {
+    const Vec w = a, x = b, y = c, z = d;
+    a = Vec{w[0], x[0], y[0], z[0]};
+    b = Vec{w[1], x[1], y[1], z[1]};
+    c = Vec{w[2], x[2], y[2], z[2]};
+    d = Vec{w[3], x[3], y[3], z[3]};
+  }
+  DCPRT_SIMD void Sum4(Vec a, Vec b, Vec c, Vec d, float* to) {
+    Transpose(a, b, c, d);
+    Store(to, (a + b) + (c + d));
+  }
+};
+
+#if defined(__x86_64__)
+
+DCPRT_TARGET_BEGIN(DCPRT_AVX2)
+
+struct SimdAvx2 {
+  using Vec = __m256;
+  static constexpr int kLanes = 8, kRows = 6, kCols = 2, kDotRows = 2;
+  static constexpr bool kPairs = false;
+
+  DCPRT_SIMD Vec Set1(float x) { return _mm256_set1_ps(x); }
+  DCPRT_SIMD Vec Load(const float* from) { return _mm256_loadu_ps(from); }
+  DCPRT_SIMD Vec Load(const BFloat16* from) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  template <class T>
+  DCPRT_SIMD Vec LoadPart(const T* from, int64_t count) {
+    T part[kLanes] = {};
+    std::memcpy(part, from, static_cast<size_t>(count) * sizeof(T));
+    return Load(part);
+  }
+  DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
+    const __m256 low = _mm256_castps128_ps256(_mm_loadu_ps(static_cast<const float*>(rows[0]) + at));
+    return _mm256_insertf128_ps(low, _mm_loadu_ps(static_cast<const float*>(rows[4]) + at), 1);
+  }
+  DCPRT_SIMD void Store(float* to, Vec x) { _mm256_storeu_ps(to, x); }
+  DCPRT_SIMD Vec Add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+  DCPRT_SIMD Vec Sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+  DCPRT_SIMD Vec Mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+  DCPRT_SIMD Vec Fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+  DCPRT_SIMD Vec Max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+  DCPRT_SIMD Vec Min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+  DCPRT_SIMD Vec ZeroBelow(Vec x, Vec low, Vec y) { return _mm256_and_ps(_mm256_cmp_ps(x, low, _CMP_NLT_UQ), y); }
+  DCPRT_SIMD Vec Round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  DCPRT_SIMD Vec Scale2(Vec x, Vec n) {
+    const __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(x, _mm256_castsi256_ps(bits));
+  }
+  DCPRT_SIMD void Transpose(Vec& a, Vec& b, Vec& c, Vec& d) {
+    const Vec ab_low = _mm256_unpacklo_ps(a, b), ab_high = _mm256_unpackhi_ps(a, b);
+    const Vec cd_low = _mm256_unpacklo_ps(c, d), cd_high = _mm256_unpackhi_ps(c, d);
+    a = _mm256_shuffle_ps(ab_low, cd_low, 0x44);
+    b = _mm256_shuffle_ps(ab_low, cd_low, 0xee);
+    c = _mm256_shuffle_ps(ab_high, cd_high, 0x44);
+    d = _mm256_shuffle_ps(ab_high, cd_high, 0xee);
+  }
+  DCPRT_SIMD void Sum4(Vec a, Vec b, Vec c, Vec d, float* to) {
+    const Vec sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
+  }
+};
+
+DCPRT_TARGET_END
+DCPRT_TARGET_BEGIN(DCPRT_AVX512)
+
+struct SimdAvx512 {
+  using Vec = __m512;
+  static constexpr int kLanes = 16, kRows = 6, kCols = 4, kDotRows = 4;
+  static constexpr bool kPairs = false;
+
+  DCPRT_SIMD Vec Set1(float x) { return _mm512_set1_ps(x); }
+  DCPRT_SIMD Vec Load(const float* from) { return _mm512_loadu_ps(from); }
+  DCPRT_SIMD Vec Widen(__m256i bits) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  DCPRT_SIMD Vec Load(const BFloat16* from) {
+    return Widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  DCPRT_SIMD __mmask16 First(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+  DCPRT_SIMD Vec LoadPart(const float* from, int64_t count) { return _mm512_maskz_loadu_ps(First(count), from); }
+  DCPRT_SIMD Vec LoadPart(const BFloat16* from, int64_t count) {
+    return Widen(_mm256_maskz_loadu_epi16(First(count), from));
+  }
+  DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
+    Vec x = _mm512_castps128_ps512(_mm_loadu_ps(static_cast<const float*>(rows[0]) + at));
+    x = _mm512_insertf32x4(x, _mm_loadu_ps(static_cast<const float*>(rows[4]) + at), 1);
+    x = _mm512_insertf32x4(x, _mm_loadu_ps(static_cast<const float*>(rows[8]) + at), 2);
+    return _mm512_insertf32x4(x, _mm_loadu_ps(static_cast<const float*>(rows[12]) + at), 3);
+  }
+  DCPRT_SIMD void Store(float* to, Vec x) { _mm512_storeu_ps(to, x); }
+  DCPRT_SIMD Vec Add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+  DCPRT_SIMD Vec Sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+  DCPRT_SIMD Vec Mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+  DCPRT_SIMD Vec Fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+  DCPRT_SIMD Vec Max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+  DCPRT_SIMD Vec Min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+  DCPRT_SIMD Vec ZeroBelow(Vec x, Vec low, Vec y) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), y);
+  }
+  DCPRT_SIMD Vec Round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  DCPRT_SIMD Vec Scale2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
+  DCPRT_SIMD void Transpose(Vec& a, Vec& b, Vec& c, Vec& d) {
+    const Vec ab_low = _mm512_unpacklo_ps(a, b), ab_high = _mm512_unpackhi_ps(a, b);
+    const Vec cd_low = _mm512_unpacklo_ps(c, d), cd_high = _mm512_unpackhi_ps(c, d);
+    a = _mm512_shuffle_ps(ab_low, cd_low, 0x44);
+    b = _mm512_shuffle_ps(ab_low, cd_low, 0xee);
+    c = _mm512_shuffle_ps(ab_high, cd_high, 0x44);
+    d = _mm512_shuffle_ps(ab_high, cd_high, 0xee);
+  }
+  DCPRT_SIMD void Sum4(Vec a, Vec b, Vec c, Vec d, float* to) {
+    Transpose(a, b, c, d);
+    const Vec sums = _mm512_add_ps(_mm512_add_ps(a, b), _mm512_add_ps(c, d));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  }
+};
+
+DCPRT_TARGET_END
+DCPRT_TARGET_BEGIN(DCPRT_AVX512BF16)
+
+struct SimdAvx512Bf16 : SimdAvx512 {
+  static constexpr bool kPairs = true;
+
+  DCPRT_SIMD Vec Pair(Vec a, Vec b, Vec acc) {
+    return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+};
+
+DCPRT_TARGET_END
+
+#endif
+
+}  // namespace dcprt::attention_detail

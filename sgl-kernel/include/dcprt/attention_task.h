@@ -1,0 +1,220 @@
+// One task of an attention call, for the instruction set whose struct is `Simd`: included in the namespace of each,
+// hence without a guard. See attention_types.h for what the parts of a call mean.
+
+template <class T>
+static void WidenRow(const T* from, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) Simd::Store(to + i, Simd::Load(from + i));
+  if (i < count) {
+    float rest[kLanes];
+    Simd::Store(rest, Simd::LoadPart(from + i, count - i));
+    std::memcpy(to + i, rest, static_cast<size_t>(count - i) * sizeof(float));
+  }
+}
+
+// Replaces `rows` by float32 copies, `dim` elements each.
+template <class T>
+static void WidenRows(const void** rows, int64_t count, int64_t dim, float* wide) {
+  for (int64_t j = 0; j < count; ++j, wide += Padded(dim)) {
+    WidenRow(static_cast<const T*>(rows[j]), dim, wide);
+    rows[j] = wide;
+  }
+}
+
+// Where elements of keys begin to `end` lie; places up to a multiple of 16 behind repeat the last one.
+template <class T>
+static void Locate(const AttentionCall& call, const AttentionSource& source, const AttentionTask& task, int64_t begin,
+                   int64_t end, const void** rows) {
+  const T* base = reinterpret_cast<const T*>(source.data) + task.head * source.head_step;
+  if (call.pages == nullptr) {
+    base += (task.row->first_key + begin) * source.slot_step;
+    for (int64_t j = 0; j < end - begin; ++j) rows[j] = base + j * source.slot_step;
+  } else {
+    const int64_t* page = call.pages + task.row->first_page + begin / call.page_size;
+    int64_t slot = begin % call.page_size;
+    for (int64_t j = 0; j < end - begin; ++page, slot = 0) {
+      const T* at = base + *page * source.page_step;
+      for (; slot < call.page_size && j < end - begin; ++slot, ++j) rows[j] = at + slot * source.slot_step;
+    }
+  }
+  const int64_t count = end - begin;
+  for (int64_t j = count; j < (count + 15) / 16 * 16; ++j) rows[j] = rows[count - 1];
+}
+
+// The softmax of scores [0, seen) so far: scores become weights, with zeros behind up to `padded`; top and sum go on,
+// and what was summed before is scaled to the new top.
+static void Softmax(float* scores, int64_t seen, int64_t padded, float scale, float* top, float* sum, float* acc,
+                    int64_t dim) {
+  if (seen <= 0) {
+    std::memset(scores, 0, static_cast<size_t>(padded) * sizeof(float));
+    return;
+  }
+  for (int64_t j = seen; j < padded; ++j) scores[j] = -INFINITY;
+  const int64_t whole = (seen + kLanes - 1) / kLanes * kLanes;
+  const Vec factor = Simd::Set1(scale);
+  Vec most = Simd::Set1(-INFINITY);
+  for (int64_t j = 0; j < whole; j += kLanes) {
+    const Vec x = Simd::Mul(Simd::Load(scores + j), factor);
+    Simd::Store(scores + j, x);
+    most = Simd::Max(x, most);
+  }
+  float lanes[kLanes], before = *top;
+  Simd::Store(lanes, most);
+  for (const float lane : lanes) *top = lane > *top ? lane : *top;
+  Vec total = Simd::Set1(0);
+  for (int64_t j = 0; j < whole; j += kLanes) {
+    const Vec weight = Exp(Simd::Sub(Simd::Load(scores + j), Simd::Set1(*top)));
+    Simd::Store(scores + j, weight);
+    total = Simd::Add(total, weight);
+  }
+  for (int64_t j = whole; j < padded; ++j) scores[j] = 0;
+  float added = 0;
+  Simd::Store(lanes, total);
+  for (const float lane : lanes) added += lane;
+  if (*top == before) {
+    *sum += added;
+    return;
+  }
+  Simd::Store(lanes, Exp(Simd::Set1(before - *top)));
+  *sum = *sum * lanes[0] + added;
+  const Vec shrink = Simd::Set1(lanes[0]);
+  for (int64_t i = 0; i < dim; i += kLanes) Simd::Store(acc + i, Simd::Mul(Simd::Load(acc + i), shrink));
+}
+
+struct Place {
+  int64_t token, head;
+};
+
+// Query `index` of a row and key head.
+static Place PlaceOf(const AttentionCall& call, const AttentionTask& task, int64_t index) {
+  const int64_t begin = call.head_offsets[task.head], group = call.head_offsets[task.head + 1] - begin;
+  return {task.row->start + index / group, call.heads[begin + index % group]};
+}
+
+static void LoadQueries(const AttentionCall& call, const AttentionTask& task, bool paired, float* to) {
+  const int64_t step = Padded(call.key_dim);
+  std::memset(to, 0, static_cast<size_t>(task.count * step) * sizeof(float));
+  for (int64_t i = 0; i < task.count; ++i, to += step) {
+    const Place place = PlaceOf(call, task, task.first + i);
+    const int64_t at = place.token * call.q_token_step + place.head * call.q_head_step;
+    if (call.q_type == FloatType::kFloat32) {
+      std::memcpy(to, call.q + at * 4, static_cast<size_t>(call.key_dim) * 4);
+    } else if (paired) {
+      std::memcpy(to, call.q + at * 2, static_cast<size_t>(call.key_dim) * 2);
+    } else {
+      WidenRow(reinterpret_cast<const BFloat16*>(call.q) + at, call.key_dim, to);
+    }
+  }
+}
+
+static void StoreResults(const AttentionCall& call, const AttentionTask& task, const AttentionParts& parts,
+                         const AttentionScratch& scratch) {
+  const int64_t dim = call.value_dim;
+  for (int64_t i = 0; i < task.count; ++i) {
+    float *out, *lse;
+    if (task.part < 0) {
+      const Place place = PlaceOf(call, task, task.first + i);
+      lse = call.lse + place.token * call.query_heads + place.head;
+      out = call.out + (place.token * call.query_heads + place.head) * dim;
+    } else {
+      lse = parts.lse + task.part * kMaxQueries + i;
+      out = parts.out + (task.part * kMaxQueries + i) * dim;
+    }
+    const float* acc = scratch.acc + i * Padded(dim);
+    const float factor = 1.0f / scratch.sum[i];
+    for (int64_t d = 0; d < dim; ++d) out[d] = acc[d] * factor;
+    *lse = scratch.top[i] + std::log(scratch.sum[i]);
+  }
+}
+
+// scores [count of task, kMaxKeys] of `count` keys.
+template <class T, bool kPaired>
+static void Score(const AttentionCall& call, const AttentionTask& task, const AttentionScratch& x, int64_t count,
+                  const Ahead& ahead) {
+  const int64_t units = kPaired ? call.key_dim / 2 : call.key_dim, step = Padded(call.key_dim);
+  using Direct = std::conditional_t<kPaired, Paired<Simd>, Single<T>>;
+  if (task.count * 8 <= units) {
+    return Dots<Direct>(task.count, x.queries, step, x.k, count, units, ahead, x.scores);
+  }
+  const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
+  if (!kPaired && sizeof(T) == 2) {
+    WidenRows<T>(x.k, count, call.key_dim, x.wide);
+    for (int64_t j = count; j < padded; ++j) x.k[j] = x.k[count - 1];
+  }
+  Pack(x.k, padded, units, ahead, x.packed);
+  using Packed = std::conditional_t<kPaired, Paired<Simd>, Single<float>>;
+  Product<Packed, false>(task.count, x.queries, step, x.steps, units, padded, x.scores, kMaxKeys);
+}
+
+template <class T, bool kPaired>
+static void Attend(const AttentionCall& call, const AttentionTask& task, const AttentionParts& parts,
+                   const AttentionScratch& x) {
+  const int64_t value_step = Padded(call.value_dim), block = call.key_dim > 256 ? kMaxKeys / 2 : kMaxKeys;
+  const int64_t group = call.head_offsets[task.head + 1] - call.head_offsets[task.head];
+  LoadQueries(call, task, kPaired, x.queries);
+  std::memset(x.acc, 0, static_cast<size_t>(task.count * value_step) * sizeof(float));
+  for (int64_t i = 0; i < task.count; ++i) x.top[i] = -INFINITY, x.sum[i] = 0;
+  for (int64_t i = 0; i < call.key_dim; ++i) x.steps[i] = x.packed + i * kMaxKeys;
+  for (int64_t begin = task.key_begin; begin < task.key_end; begin += block) {
+    const int64_t end = begin + block < task.key_end ? begin + block : task.key_end, count = end - begin;
+    const int64_t next = end + block < task.key_end ? end + block : task.key_end;
+    Locate<T>(call, call.k, task, begin, next, x.k);
+    Locate<T>(call, call.v, task, begin, next, x.v);
+    const int64_t size = sizeof(T);
+    Score<T, kPaired>(call, task, x, count, {x.k, next - begin, call.key_dim * size, x.v, call.value_dim * size});
+    const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
+    for (int64_t i = 0; i < task.count; ++i) {
+      const int64_t visible = call.causal ? (task.first + i) / group + 1 - begin : count;
+      const int64_t seen = visible < count ? visible : count;
+      Softmax(x.scores + i * kMaxKeys, seen, padded, call.scale, x.top + i, x.sum + i, x.acc + i * value_step,
+              call.value_dim);
+    }
+    if (sizeof(T) == 2 && task.count > 2 * Simd::kRows) {
+      WidenRows<T>(x.v, count, call.value_dim, x.wide);
+      Product<Single<float>, true>(task.count, x.scores, kMaxKeys, x.v, count, call.value_dim, x.acc, value_step);
+    } else {
+      Product<Single<T>, true>(task.count, x.scores, kMaxKeys, x.v, count, call.value_dim, x.acc, value_step);
+    }
+  }
+  StoreResults(call, task, parts, x);
+}
+
+static void RunTask(const AttentionCall& call, const AttentionTask& task, const AttentionParts& parts,
+                    const AttentionScratch& scratch) {
+  if (call.kv_type == FloatType::kFloat32) return Attend<float, false>(call, task, parts, scratch);
+  if constexpr (Simd::kPairs) {
+    if (call.q_type == FloatType::kBFloat16) return Attend<BFloat16, true>(call, task, parts, scratch);
+  }
+  Attend<BFloat16, false>(call, task, parts, scratch);
+}
+
+template <class Q, class T>
+static void OneKey(const AttentionCall& call, const AttentionRow& row) {
+  for (int64_t head = 0; head < call.key_heads; ++head) {
+    const T* k = reinterpret_cast<const T*>(call.k.data) + row.first_key * call.k.slot_step + head * call.k.head_step;
+    const T* v = reinterpret_cast<const T*>(call.v.data) + row.first_key * call.v.slot_step + head * call.v.head_step;
+    for (int64_t at = call.head_offsets[head]; at < call.head_offsets[head + 1]; ++at) {
+      const int64_t place = row.start * call.query_heads + call.heads[at];
+      const int64_t query = row.start * call.q_token_step + call.heads[at] * call.q_head_step;
+      const Q* q = reinterpret_cast<const Q*>(call.q) + query;
+      Vec acc = Simd::Set1(0);
+      int64_t i = 0;
+      for (; i + kLanes <= call.key_dim; i += kLanes) acc = Simd::Fma(Simd::Load(q + i), Simd::Load(k + i), acc);
+      const int64_t rest = call.key_dim - i;
+      if (rest > 0) acc = Simd::Fma(Simd::LoadPart(q + i, rest), Simd::LoadPart(k + i, rest), acc);
+      float score[4];
+      Simd::Sum4(acc, acc, acc, acc, score);
+      call.lse[place] = score[0] * call.scale;
+      WidenRow(v, call.value_dim, call.out + place * call.value_dim);
+    }
+  }
+}
+
+// A row of one token that sees only itself.
+static void RunOneKey(const AttentionCall& call, const AttentionRow& row) {
+  const bool wide_q = call.q_type == FloatType::kFloat32, wide = call.kv_type == FloatType::kFloat32;
+  if (wide_q) return wide ? OneKey<float, float>(call, row) : OneKey<float, BFloat16>(call, row);
+  return wide ? OneKey<BFloat16, float>(call, row) : OneKey<BFloat16, BFloat16>(call, row);
+}
+
+static constexpr AttentionOps kOps{RunTask, RunOneKey, ExpAll};

@@ -1,0 +1,113 @@
+// What an attention call is made of, whatever the instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dcprt/bfloat16.h"
+
+namespace dcprt {
+
+enum class FloatType : int { kFloat32, kBFloat16 };
+
+// A row: tokens [start, stop) of the queries, attending to `keys` keys. With pages, those are the first slots of the
+// pages from `first_page` on in the page table; else the `keys` tokens from `first_key` on.
+struct AttentionRow {
+  int64_t start, stop, keys, first_page, first_key;
+};
+
+// Keys or values: element (slot, head, i) is at data + page * page_step + slot * slot_step + head * head_step + i, in
+// elements; without pages `slot` counts from the first token.
+struct AttentionSource {
+  const char* data;
+  int64_t page_step, slot_step, head_step;
+};
+
+// One call. Key heads are served by query heads: those of key head g are heads[head_offsets[g]] up to
+// heads[head_offsets[g + 1]].
+//
+//   q    [tokens, query heads, key_dim], with steps between tokens and heads
+//   out  float32 [tokens, query_heads, value_dim], dense
+//   lse  float32 [tokens, query_heads], dense; natural log
+//
+// key_dim is a multiple of 8. With `causal`, key j of a row is seen by its tokens j and later, and there are as many
+// keys as tokens. Tokens of no row, and rows without keys, get out 0 and lse -inf.
+struct AttentionCall {
+  const char* q;
+  int64_t q_token_step, q_head_step;
+  FloatType q_type, kv_type;
+  AttentionSource k, v;
+  const int64_t* pages;  // null: no pages
+  int64_t page_size;
+  int64_t tokens, query_heads, key_heads, key_dim, value_dim;
+  const int64_t *heads, *head_offsets;
+  const AttentionRow* rows;
+  int64_t row_count;
+  bool causal;
+  float scale;
+  float *out, *lse;
+};
+
+namespace attention_detail {
+
+constexpr int64_t kMaxQueries = 96;  // (token, head) pairs of one task
+constexpr int64_t kMaxKeys = 128;    // keys scored at a time
+constexpr int64_t kPad = 32;         // buffers' rows are padded to a multiple of it
+
+inline int64_t Padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
+
+// Some queries of a row and key head, over some of its keys. Queries are numbered token by token, and within a token
+// by the place among the heads of the key head. With `part` >= 0 results go to that place among the partial ones.
+struct AttentionTask {
+  const AttentionRow* row;
+  int64_t head, first, count, key_begin, key_end, part;
+};
+
+// Memory of one thread.
+struct AttentionScratch {
+  float* queries;  // [kMaxQueries, Padded(key_dim)], float32, or bfloat16 in its first half
+  float* scores;   // [kMaxQueries, kMaxKeys]
+  float* acc;      // [kMaxQueries, Padded(value_dim)]
+  float* packed;   // [key_dim, kMaxKeys], keys side by side
+  float* wide;     // [kMaxKeys, Padded(larger of key_dim, value_dim)], keys or values in float32
+  float *top, *sum;  // [kMaxQueries]
+  const void **k, **v;  // [2 * kMaxKeys] each: where keys and values begin, those scored next as well
+  const void** steps;   // [key_dim]: where packed rows begin
+
+  static int64_t Bytes(int64_t key_dim, int64_t value_dim) {
+    const int64_t k = Padded(key_dim), v = Padded(value_dim), wide = k > v ? k : v;
+    const int64_t floats = kMaxQueries * (k + kMaxKeys + v + 2) + kMaxKeys * (k + wide);
+    return floats * 4 + (4 * kMaxKeys + k) * 8;
+  }
+
+  AttentionScratch(char* memory, int64_t key_dim, int64_t value_dim) {
+    const int64_t pk = Padded(key_dim), pv = Padded(value_dim);
+    float* at = reinterpret_cast<float*>(memory);
+    const auto take = [&at](int64_t count) { return (at += count) - count; };
+    queries = take(kMaxQueries * pk);
+    scores = take(kMaxQueries * kMaxKeys);
+    acc = take(kMaxQueries * pv);
+    packed = take(pk * kMaxKeys);
+    wide = take(kMaxKeys * (pk > pv ? pk : pv));
+    top = take(kMaxQueries);
+    sum = take(kMaxQueries);
+    k = reinterpret_cast<const void**>(at);
+    v = k + 2 * kMaxKeys;
+    steps = v + 2 * kMaxKeys;
+  }
+};
+
+// Where partial results go: out [parts, kMaxQueries, value_dim], lse [parts, kMaxQueries].
+struct AttentionParts {
+  float *out, *lse;
+};
+
+// What every instruction set offers.
+struct AttentionOps {
+  void (*task)(const AttentionCall&, const AttentionTask&, const AttentionParts&, const AttentionScratch&);
+  void (*one_key)(const AttentionCall&, const AttentionRow&);
+  void (*exp)(const float*, float*, int64_t);
+};
+
+}  // namespace attention_detail
+}  // namespace dcprt
