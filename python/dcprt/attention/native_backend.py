@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+import dcprt_kernel.attention as kernel
 from dcprt.attention.partial import Partial
 from dcprt.attention.plan import AttentionPlan, RowSlice
 from dcprt.attention.torch_backend import TorchBackend
-from dcprt_kernel import attention
 
 KEPT_TABLES = 16
 """Tables of rows that are kept: one step has a few, the same for all layers."""
@@ -39,9 +39,7 @@ class NativeBackend:
         table, group = self._table(rows), q.shape[1] // k_pool.shape[2]
         heads = self._map(tuple(h // group for h in range(q.shape[1])))
         part = _unfilled(q, v_pool)
-        attention.context(
-            _dense(q), _dense(k_pool), _dense(v_pool), heads, *table, scale, torch.get_num_threads(), *part
-        )
+        kernel.context(_dense(q), _dense(k_pool), _dense(v_pool), heads, *table, scale, torch.get_num_threads(), *part)
         return part
 
     def new_tokens(
@@ -51,7 +49,7 @@ class NativeBackend:
         if not _fits(q, k, v):
             return self._torch.new_tokens(q, k, v, q_to_kv, plan, scale)
         table, heads, part = self._table(plan.rows), self._map(tuple(q_to_kv)), _unfilled(q, v)
-        attention.new_tokens(_dense(q), _dense(k), _dense(v), heads, table.rows, scale, torch.get_num_threads(), *part)
+        kernel.new_tokens(_dense(q), _dense(k), _dense(v), heads, table.rows, scale, torch.get_num_threads(), *part)
         return part
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, q_to_kv: Sequence[int], scale: float) -> Partial:
@@ -60,7 +58,7 @@ class NativeBackend:
             return self._torch.dense(q, k, v, q_to_kv, scale)
         part = _unfilled(q, v)
         threads = torch.get_num_threads()
-        attention.dense(_dense(q), _dense(k), _dense(v), self._map(tuple(q_to_kv)), scale, threads, *part)
+        kernel.dense(_dense(q), _dense(k), _dense(v), self._map(tuple(q_to_kv)), scale, threads, *part)
         return part
 
     def _table(self, rows: Sequence[RowSlice]) -> RowTable:
@@ -97,7 +95,7 @@ def _table_of(rows: Sequence[RowSlice]) -> RowTable:
 def _fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the kernels know these types and sizes."""
     kinds = (torch.float32, torch.bfloat16)
-    sizes = q.shape[-1] % attention.MULTIPLE == 0 and v.shape[-1] % attention.MULTIPLE == 0
+    sizes = q.shape[-1] % kernel.MULTIPLE == 0 and v.shape[-1] % kernel.MULTIPLE == 0
     return sizes and q.dtype in kinds and k.dtype in kinds and v.dtype == k.dtype
 
 
