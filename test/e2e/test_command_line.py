@@ -92,7 +92,7 @@ def test_wrong_flags_are_one_line_and_status_2(flags: list[str], words: list[str
     ],
 )
 def test_values_that_do_not_fit_the_model(flags: list[str], words: list[str]) -> None:
-    line = one_line(launch("--port", "0", *flags), 2)
+    line = one_line(launch("--port", "0", "--log-level", "warning", *flags), 2)
     for word in words:
         assert word in line
 
