@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,6 +57,7 @@ class Background:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.last: dict[str, Any] = {}
+        self._socket: socket.socket | None = None
         self._url = f"{server.url}/generate"
         self._body = {
             **({} if "input_ids" in body else {"text": "Once upon a time"}),
@@ -76,6 +78,11 @@ class Background:
         assert not self._thread.is_alive(), "the client never got an answer"
         return self.outcome
 
+    def leave(self) -> None:
+        """Close the connection of a stream that has begun."""
+        assert self._socket is not None
+        self._socket.shutdown(socket.SHUT_RDWR)
+
     @property
     def finish_reason(self) -> str:
         """Why it ended, as the last event says."""
@@ -85,6 +92,7 @@ class Background:
         try:
             with httpx.stream("POST", self._url, json=self._body, timeout=300) as response:
                 self.status, self.headers = response.status_code, dict(response.headers)
+                self._socket = response.extensions["network_stream"].get_extra_info("socket")
                 if response.status_code != 200:
                     self.detail = json.loads(response.read())["error"]["message"]
                     self.outcome = "error"
