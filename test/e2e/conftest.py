@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,13 @@ from dcprt.weights.resolve import resolve
 
 from . import tiny as tiny_models
 from .server import MODEL, Server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hear_interrupts() -> None:
+    """A run in the background ignores Ctrl-C, and so would everything it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
