@@ -242,7 +242,7 @@ class TestAbort:
 
 
 class TestPreemption:
-    @pytest.mark.slow  # failed once in six runs on a busy machine, for a reason not found yet; K12 is in the unit tests too
+    @pytest.mark.slow  # failed once in six runs on a busy machine, cause not found; K12 is a unit test too
     def test_a_hit_is_counted_once(self, cramped: Server) -> None:
         """K12: both had 100 tokens cached when they were admitted; that the second came twice does not count."""
         shared = fresh_prompt(100)
@@ -322,7 +322,7 @@ class TestTimeouts:
         abort_all(narrow, jobs)
         assert_all_pages_back(narrow)
 
-    @pytest.mark.slow  # it waits for a timeout to fall into a preemption, which a machine may be too fast or too slow for
+    @pytest.mark.slow  # waits for a timeout to fall into a preemption: not on every machine
     def test_while_preempted(self, cramped: Server) -> None:
         """S5: at whatever moment it is late, it alone gets the error."""
         seen = 0
