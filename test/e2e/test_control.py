@@ -216,6 +216,7 @@ class TestAbort:
         assert job.status in (200, 400), job.detail
         assert tiny.generate(STORY, max_new_tokens=1)["output_ids"]
 
+    @pytest.mark.slow  # needs two requests to meet at the right moment
     def test_a_preempted_request(self, cramped: Server) -> None:
         one, two = preempted_pair(cramped)
         assert abort(cramped, "goes") == 1
@@ -223,6 +224,7 @@ class TestAbort:
         assert (one.join(), len(one.last["output_ids"])) == ("events", OUTPUT)
         assert_all_pages_back(cramped)
 
+    @pytest.mark.slow  # needs two requests to meet at the right moment
     def test_the_one_that_runs_while_a_preempted_one_waits(self, cramped: Server) -> None:
         """S6: nobody is left running; the next step starts from the queue."""
         one, two = preempted_pair(cramped)
@@ -231,6 +233,7 @@ class TestAbort:
         assert (two.join(), len(two.last["output_ids"])) == ("events", OUTPUT)
         assert_all_pages_back(cramped)
 
+    @pytest.mark.slow  # needs two requests to meet at the right moment
     def test_a_client_that_leaves_while_preempted(self, cramped: Server) -> None:
         """S1 and S2."""
         one, two = preempted_pair(cramped)
@@ -599,6 +602,7 @@ class TestMetrics:
         rate = after["dcprt_tokens_total/cached"] / after["dcprt_tokens_total/prompt"]
         assert after["dcprt_prefix_cache_hit_rate"] == pytest.approx(rate)
 
+    @pytest.mark.slow  # needs two requests to meet at the right moment
     def test_preemptions(self, cramped: Server) -> None:
         one, two = preempted_pair(cramped)
         metrics = self.read(cramped)
