@@ -78,6 +78,10 @@ class Background:
         assert not self._thread.is_alive(), "the client never got an answer"
         return self.outcome
 
+    @property
+    def rid(self) -> str:
+        return str(self._body["rid"])
+
     def leave(self) -> None:
         """Close the connection of a stream that has begun."""
         assert self._socket is not None
