@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcprt_kernel.linear import forced_isa, isa_in_use, linear, possible_isas
+from dcprt_kernel.linear import forced_isa, isa_in_use, linear, pack, packed_shape, possible_isas
 
 SMOLLM2_135M = ["576x960", "576x576", "576x3072", "1536x576", "576x49152"]
 
@@ -49,13 +49,16 @@ def best(call: Callable[[], object], seconds: float) -> float:
     return least
 
 
+def packed(weight: Tensor) -> Tensor:
+    out = torch.empty(packed_shape(*weight.shape, weight.dtype.itemsize), dtype=weight.dtype)
+    pack(weight, out)
+    return out
+
+
 def read_bandwidth(options: argparse.Namespace) -> float:
-    """GB/s of reading memory: the better of torch's sum and of the native product with one output a MiB long."""
-    numbers = torch.ones(options.mib * 4, 1 << 16)
-    x, out = torch.ones(1, 1 << 16), torch.empty(1, options.mib * 4)
-    by_sum = best(numbers.sum, options.seconds)
-    by_dot = best(lambda: linear(x, numbers, None, out, options.threads), options.seconds)
-    return numbers.nbytes / min(by_sum, by_dot) / 1e9
+    """GB/s of reading memory by torch's sum of many numbers."""
+    numbers = torch.ones(options.mib << 18)
+    return numbers.nbytes / best(numbers.sum, options.seconds) / 1e9
 
 
 def measure(options: argparse.Namespace, shape: str, rows: int, dtype: torch.dtype) -> tuple[float, list[float]]:
@@ -63,12 +66,13 @@ def measure(options: argparse.Namespace, shape: str, rows: int, dtype: torch.dty
     ins, outs = map(int, shape.split("x"))
     copies = max(1, -(-(options.mib << 20) // (ins * outs * dtype.itemsize)))
     weights = [torch.randn(outs, ins).to(dtype) for _ in range(copies)]
+    matrices = [packed(weight) for weight in weights]
     x, out = torch.randn(rows, ins).to(dtype), torch.empty(rows, outs)
     total = sum(weight.nbytes for weight in weights) / 1e9
 
     def native() -> None:
-        for weight in weights:
-            linear(x, weight, None, out, options.threads)
+        for matrix in matrices:
+            linear(x, matrix, None, out, options.threads)
 
     def reference() -> list[Tensor]:
         return [F.linear(x, weight) for weight in weights]

@@ -1,6 +1,8 @@
-"""Operators of a decoder: native where `dcprt_kernel` is installed and its kernels are faster, else on torch."""
+"""Operators of a decoder: native where `dcprt_kernel` is installed, else on torch."""
 
 from __future__ import annotations
+
+import mmap
 
 import torch
 import torch.nn.functional as F
@@ -14,22 +16,78 @@ except ImportError:
 else:
     NATIVE = True
 
-FEW_ROWS = {torch.bfloat16: 32, torch.float32: 64}
-"""Rows up to which the native product is faster than torch's, by type of the weights."""
-
 BLOCK = 4096
 """Vocabulary rows widened at a time: small enough to stay in the cache between the widening and the product."""
 
+PACKED_TYPES = (torch.float32, torch.bfloat16)
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    """`x @ weight.T + bias` of [rows, in] and [out, in], in `out_dtype` or else the type of the weights.
 
-    For few rows it is summed in float32 and rounded once, to `out_dtype`; for many, torch rounds to the weights' type.
+class Arena:
+    """Memory for weights, one tensor behind the other in huge pages, so that reading them seldom waits for an address.
+
+    It lives as long as any tensor in it.
     """
-    if x.shape[0] <= FEW_ROWS.get(weight.dtype, 0) and _is_native(x, weight):
-        return _native_linear(x, weight, bias, out_dtype or weight.dtype)
-    out = _torch_linear(x, weight, bias)
-    return out if out_dtype is None else out.to(out_dtype)
+
+    CHUNK = 32 << 20
+    HUGE = 2 << 20
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 1)
+        self._at = self._size = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialized tensor, aligned to 64 bytes."""
+        count = torch.Size(shape).numel()
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        size = -(-count * dtype.itemsize // 64) * 64
+        if self._at + size > self._size:
+            self._size = -(-max(size, self.CHUNK) // self.HUGE) * self.HUGE
+            self._memory = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+            self._at = 0
+        found = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._at)
+        self._at += size
+        return found.view(shape)
+
+
+class Matrix:
+    """Weights [out, in] and a bias [out] or none: a product's other factor.
+
+    Natively they are packed once, and the product is summed in float32, in the order of the inputs whatever the number
+    of rows. The weights given are not kept then.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> None:
+        self.shape = (weight.shape[0], weight.shape[1])
+        self.dtype = weight.dtype
+        self._bias = bias
+        self._packed = NATIVE and weight.is_cpu and weight.dtype in PACKED_TYPES
+        if self._packed:
+            shape = _linear.packed_shape(*self.shape, weight.dtype.itemsize)
+            self._data = arena.empty(shape, weight.dtype) if arena else weight.new_empty(shape)
+            _linear.pack(weight if weight.stride(1) == 1 else weight.contiguous(), self._data)
+        else:
+            self._data = weight
+
+    def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        """`x @ weight.T + bias` of [rows, in], in `out_dtype` or else the type of the weights."""
+        if self._packed and x.is_cpu:
+            out = torch.empty((x.shape[0], self.shape[0]), dtype=out_dtype or self.dtype)
+            _linear.linear(x, self._data, self._bias, out, torch.get_num_threads())
+            return out
+        if out_dtype == torch.float32 and self.dtype != torch.float32:
+            return _wide_linear(x, self._data, self._bias)
+        return _torch_linear(x, self._data, self._bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """`weight[ids]`, float32 [ids, in]; zeros where an id is outside of the matrix. ids: int64."""
+        if self._packed and ids.is_cpu:
+            out = torch.empty(len(ids), self.shape[1])
+            _linear.rows(self._data, self.shape[0], ids, out)
+            return out
+        inside = (ids >= 0) & (ids < self.shape[0])
+        return self._data[torch.where(inside, ids, 0)].float() * inside.unsqueeze(-1)
 
 
 def bucket(rows: int) -> int:
@@ -38,17 +96,6 @@ def bucket(rows: int) -> int:
         return rows
     step = 1 << ((rows - 1).bit_length() - 3)
     return -(-rows // step) * step
-
-
-def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`x @ weight.T` of [rows, in] and [out, in] in float32, never rounded on the way, for any number of rows."""
-    if weight.dtype in FEW_ROWS and _is_native(x, weight):
-        parts = [_native_linear(part, weight, None, torch.float32) for part in torch.split(x, 64)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-    if weight.dtype == torch.float32:
-        return F.linear(x, weight)
-    wide = x.float()
-    return torch.cat([F.linear(wide, part.float()) for part in torch.split(weight, BLOCK)], dim=1)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -109,14 +156,11 @@ def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     return places, values
 
 
-def _is_native(x: Tensor, weight: Tensor) -> bool:
-    return NATIVE and x.is_cpu and x.ndim == 2 and weight.stride(1) == 1 and x.stride(1) == 1
-
-
-def _native_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-    out = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype)
-    _linear.linear(x, weight, bias, out, torch.get_num_threads())
-    return out
+def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product in float32, never rounded on the way."""
+    wide = x.float()
+    out = torch.cat([F.linear(wide, part.float()) for part in torch.split(weight, BLOCK)], dim=1)
+    return out if bias is None else out + bias
 
 
 def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

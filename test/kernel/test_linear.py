@@ -1,4 +1,4 @@
-"""Native products with few rows, against float64 products of the same inputs, for every instruction set."""
+"""Native products, against float64 products of the same inputs, for every instruction set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ pytest.importorskip("dcprt_kernel.linear")
 import torch
 from torch import Tensor
 
-from dcprt_kernel.linear import forced_isa, isa_in_use, linear, possible_isas
+from dcprt_kernel import linear as kernel
+from dcprt_kernel.linear import PANEL, forced_isa, isa_in_use, pack, packed_shape, possible_isas
 
 F32, BF16 = torch.float32, torch.bfloat16
 EPS = 2.0**-23
@@ -25,6 +26,17 @@ EPS = 2.0**-23
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     with forced_isa(request.param):
         yield request.param
+
+
+def packed(weight: Tensor) -> Tensor:
+    """As products read it, with NaN wherever nothing was written."""
+    out = torch.full(packed_shape(*weight.shape, weight.dtype.itemsize), torch.nan, dtype=weight.dtype)
+    pack(weight, out)
+    return out
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, threads: int = 1) -> None:
+    kernel.linear(x, packed(weight), bias, out, threads)
 
 
 def check(
@@ -52,8 +64,8 @@ def random(*shape: int, dtype: torch.dtype = F32) -> Tensor:
 @pytest.mark.parametrize("ins", [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 65, 129, 255, 599, 600])
 def test_odd_sizes(isa: str, ins: int, weight_dtype: torch.dtype) -> None:
     torch.manual_seed(ins)
-    for outs in (1, 2, 3, 4, 5, 7, 64, 130):
-        for rows in (1, 2, 3, 4, 5, 17):
+    for outs in (1, 2, 15, 16, 17, 47, 64, 130):
+        for rows in (1, 2, 3, 5, 8, 17):
             check(random(rows, ins), random(outs, ins, dtype=weight_dtype))
 
 
@@ -101,10 +113,12 @@ def test_threads_give_the_same_bits(isa: str, weight_dtype: torch.dtype) -> None
     torch.manual_seed(2)
     for outs in (1500, 1501):
         x, weight = random(3, 300, dtype=weight_dtype), random(outs, 300, dtype=weight_dtype)
-        one = check(x, weight)
+        one, data = check(x, weight), packed(weight)
         for threads in (2, 3):
             for _ in range(20):
-                assert torch.equal(check(x, weight, threads=threads), one)
+                out = torch.full_like(one, torch.nan)
+                kernel.linear(x, data, None, out, threads)
+                assert torch.equal(out, one)
 
 
 def test_several_callers_at_once() -> None:
@@ -119,12 +133,12 @@ def test_several_callers_at_once() -> None:
 def test_forked_child_has_threads_of_its_own() -> None:
     program = """
 import os, torch
-from dcprt_kernel.linear import linear
-x, weight, out = torch.ones(1, 512), torch.ones(2048, 512), torch.empty(1, 2048)
-linear(x, weight, None, out, 2)
+from dcprt_kernel.linear import linear, packed_shape
+x, packed, out = torch.ones(1, 512), torch.ones(packed_shape(2048, 512, 4)), torch.empty(1, 2048)
+linear(x, packed, None, out, 2)
 child = os.fork()
 out.zero_()
-linear(x, weight, None, out, 2)
+linear(x, packed, None, out, 2)
 assert (out == 512).all()
 if child:
     assert os.waitpid(child, 0)[1] == 0
@@ -156,21 +170,69 @@ def test_nan_and_infinity_stay_where_they_are(isa: str, weight_dtype: torch.dtyp
     assert torch.equal(narrow.isnan(), out.isnan())
 
 
+def test_many_rows_are_cut_into_blocks(isa: str) -> None:
+    """More rows than a part has, in numbers that no block divides."""
+    torch.manual_seed(4)
+    weight = random(70, 24, dtype=BF16)
+    for rows in (191, 192, 193, 577):
+        for threads in (1, 2):
+            check(random(rows, 24), weight, threads=threads)
+
+
+@pytest.mark.parametrize("weight_dtype", [F32, BF16])
+def test_a_row_does_not_depend_on_those_beside_it(isa: str, weight_dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    x, weight = random(40, 130, dtype=weight_dtype), random(100, 130, dtype=weight_dtype)
+    together = check(x, weight)
+    for i in range(40):
+        assert torch.equal(check(x[i : i + 1], weight)[0], together[i])
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize(("outs", "ins"), [(1, 1), (16, 2), (17, 3), (40, 12), (5, 7)])
+def test_packed_order(outs: int, ins: int, dtype: torch.dtype) -> None:
+    weight = random(outs, ins, dtype=dtype)
+    found = packed(weight)
+    panels, steps, _, width = found.shape
+    rows = found.permute(0, 2, 1, 3).reshape(panels * PANEL, steps * width)
+    assert torch.equal(rows[:outs, :ins], weight)
+    assert not rows[outs:].any() and not rows[:, ins:].any()
+    ids = torch.tensor([0, outs - 1, outs, -1, outs // 2, 1 << 40])
+    looked_up = torch.full((len(ids), ins), torch.nan)
+    kernel.rows(found, outs, ids, looked_up)
+    expected = torch.stack([weight[i].float() if 0 <= i < outs else torch.zeros(ins) for i in ids.tolist()])
+    assert torch.equal(looked_up, expected)
+
+
+PACKED = packed_shape(3, 4, 4)
+
+
 @pytest.mark.parametrize(
-    ("x", "weight", "bias", "out", "reason"),
+    ("x", "data", "bias", "out", "reason"),
     [
-        (torch.ones(2, 5), torch.ones(3, 4), None, torch.empty(2, 3), "inner size"),
-        (torch.ones(2, 4), torch.ones(3, 4), None, torch.empty(2, 4), "rows of weight"),
-        (torch.ones(2, 4), torch.ones(3, 4), torch.ones(2), torch.empty(2, 3), "bias"),
-        (torch.ones(2, 4), torch.ones(4, 3).T, None, torch.empty(2, 3), "dense"),
-        (torch.ones(2, 4), torch.ones(3, 4), None, torch.empty(3, 2).T, "contiguous"),
-        (torch.ones(2, 4).double(), torch.ones(3, 4), None, torch.empty(2, 3), "float32 and bfloat16"),
-        (torch.ones(4), torch.ones(3, 4), None, torch.empty(2, 3), "two dimensions"),
+        (torch.ones(2, 5), torch.ones(PACKED), None, torch.empty(2, 3), "another size"),
+        (torch.ones(2, 4), torch.ones(PACKED), None, torch.empty(2, 20), "another size"),
+        (torch.ones(2, 4), torch.ones(PACKED), torch.ones(2), torch.empty(2, 3), "bias"),
+        (torch.ones(2, 4), torch.ones(PACKED).transpose(1, 2), None, torch.empty(2, 3), "contiguous"),
+        (torch.ones(2, 4), torch.ones(PACKED), None, torch.empty(3, 2).T, "contiguous"),
+        (torch.ones(2, 4), torch.ones(PACKED), None, torch.empty(4, 3), "as many rows"),
+        (torch.ones(4, 2).T, torch.ones(PACKED), None, torch.empty(2, 3), "dense"),
+        (torch.ones(2, 4).double(), torch.ones(PACKED), None, torch.empty(2, 3), "float32 and bfloat16"),
+        (torch.ones(4), torch.ones(PACKED), None, torch.empty(2, 3), "two dimensions"),
     ],
 )
-def test_what_does_not_fit_is_refused(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, reason: str) -> None:
+def test_what_does_not_fit_is_refused(x: Tensor, data: Tensor, bias: Tensor | None, out: Tensor, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        linear(x, weight, bias, out)
+        kernel.linear(x, data, bias, out)
+
+
+def test_packing_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="another size"):
+        pack(torch.ones(20, 4), torch.empty(PACKED))
+    with pytest.raises(ValueError, match="the type"):
+        pack(torch.ones(3, 4), torch.empty(PACKED, dtype=BF16))
+    with pytest.raises(ValueError, match="int64"):
+        kernel.rows(torch.ones(PACKED), 3, torch.zeros(1), torch.empty(1, 4))
 
 
 def test_instruction_set_from_the_environment() -> None:

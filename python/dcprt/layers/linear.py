@@ -10,65 +10,52 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dcprt import ops
 from dcprt.comm.protocol import Collective
+from dcprt.ops import Matrix
 from dcprt.parallel.grid import WidthShard
-
-
-class Linear:
-    """`x @ weight.T + bias`. weight: [out, in]; cut by rows, its output is this rank's part and needs no sum."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = weight
-        self.bias = bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight, self.bias)
 
 
 class SummedLinear:
     """A product cut by columns: each rank has part of the input, and the outputs are summed over the ranks."""
 
-    def __init__(self, weight: Tensor, world: Collective, bias: Tensor | None = None) -> None:
-        self.weight = weight
-        self.bias = bias
+    def __init__(self, matrix: Matrix, world: Collective, bias: Tensor | None = None) -> None:
+        self._matrix = matrix
+        self._bias = bias
         self._world = world
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] to float32 [tokens, out]."""
-        out = self._world.all_reduce(ops.linear(x, self.weight, out_dtype=torch.float32))
-        return out if self.bias is None else out + self.bias
+        out = self._world.all_reduce(self._matrix(x, torch.float32))
+        return out if self._bias is None else out + self._bias
 
 
 class VocabEmbedding:
-    """Rows of the vocabulary cut over ranks. weight: [shard.padded, hidden]."""
+    """Rows of the vocabulary cut over ranks. matrix: [shard.padded, hidden]."""
 
-    def __init__(self, weight: Tensor, shard: WidthShard, world: Collective) -> None:
-        self.weight = weight
+    def __init__(self, matrix: Matrix, shard: WidthShard, world: Collective) -> None:
+        self._matrix = matrix
         self._shard = shard
         self._world = world
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """[tokens] to float32 [tokens, hidden]."""
         if self._world.size == 1:
-            return self.weight[token_ids].float()
-        local = token_ids - self._shard.start
-        here = (local >= 0) & (token_ids < self._shard.stop)
-        found = self.weight[torch.where(here, local, 0)].float() * here.unsqueeze(-1)
-        return self._world.all_reduce(found)
+            return self._matrix.rows(token_ids)
+        here = (token_ids >= self._shard.start) & (token_ids < self._shard.stop)
+        return self._world.all_reduce(self._matrix.rows(torch.where(here, token_ids - self._shard.start, -1)))
 
 
 class VocabLogits:
     """Products with a vocabulary cut over ranks, in float32; padded rows never leave this class."""
 
-    def __init__(self, weight: Tensor, vocab_size: int, world: Collective) -> None:
-        self.weight = weight
+    def __init__(self, matrix: Matrix, vocab_size: int, world: Collective) -> None:
+        self._matrix = matrix
         self._vocab_size = vocab_size
         self._world = world
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] to float32 [rows, vocab_size], on every rank."""
-        local = ops.wide_linear(hidden, self.weight)
+        local = self._matrix(hidden, torch.float32)
         if self._world.size > 1:
             local = self._world.all_gather(local).transpose(0, 1).flatten(1)
         return local[:, : self._vocab_size]

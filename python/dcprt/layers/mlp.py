@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from dcprt import ops
-from dcprt.layers.linear import Linear, SummedLinear
+from dcprt.layers.linear import SummedLinear
+from dcprt.ops import Matrix
 
 
 class GatedMLP:
@@ -14,7 +15,7 @@ class GatedMLP:
     The result is summed over the ranks if `down` is a `SummedLinear`, else it is this rank's part.
     """
 
-    def __init__(self, gate_up: Linear, down: SummedLinear | Linear) -> None:
+    def __init__(self, gate_up: Matrix, down: SummedLinear | Matrix) -> None:
         self._gate_up = gate_up
         self._down = down
 

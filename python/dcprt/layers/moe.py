@@ -7,6 +7,8 @@ parts of the shared experts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch import Tensor
 from dcprt import ops
 from dcprt.comm.protocol import Collective
 from dcprt.layers.mlp import GatedMLP
+from dcprt.ops import Matrix
 from dcprt.spec import MoESpec
 
 
@@ -58,10 +61,11 @@ class Router:
 class Experts:
     """A rank's experts `first`, `first + 1`, ..., or its part of their width.
 
-    gate_up: [held, 2 * width, hidden], gate's rows first; down: [held, hidden, width]. `held` and `width` may be 0.
+    gate_up: for each [2 * width, hidden], gate's rows first; down: [hidden, width]. There may be none, and `width` may
+    be 0.
     """
 
-    def __init__(self, gate_up: Tensor, down: Tensor, first: int = 0) -> None:
+    def __init__(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], first: int = 0) -> None:
         self._gate_up = gate_up
         self._down = down
         self._first = first
@@ -87,8 +91,8 @@ class Experts:
             places = order[begin : begin + count]
             begin += count
             tokens = places // chosen.shape[-1]
-            hidden = ops.silu_mul(ops.linear(x[tokens], self._gate_up[expert]))
-            part = ops.linear(hidden, self._down[expert], out_dtype=torch.float32)
+            hidden = ops.silu_mul(self._gate_up[expert](x[tokens]))
+            part = self._down[expert](hidden, torch.float32)
             out.index_add_(0, tokens, part * weights[places].unsqueeze(-1))
         return out
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dcprt.attention.dcp import Queries, stack_heads
 from dcprt.kv.pool import KVPool, LayerKV
-from dcprt.layers.linear import Linear, SummedLinear, VocabEmbedding, VocabLogits
+from dcprt.layers.linear import SummedLinear, VocabEmbedding, VocabLogits
 from dcprt.layers.mlp import GatedMLP
 from dcprt.layers.norm import RMSNorm
 from dcprt.layers.rotary import Rotary
@@ -51,11 +51,11 @@ class Decoder:
         self.spec = spec
         part = shard.grid.width(shard.rank, spec.vocab_size)
         vocab = ((spec.vocab_size, spec.hidden_size), part.start, part.stop, part.padded)
-        embedding = load.rows("model.embed_tokens.weight", *vocab)
+        embedding = load.matrix(load.rows("model.embed_tokens.weight", *vocab))
         self._embed = VocabEmbedding(embedding, part, shard.world)
         self._layers = [make_layer(i, f"model.layers.{i}") for i in range(spec.num_layers)]
         self._norm = RMSNorm(load.full("model.norm.weight", (spec.hidden_size,)), spec.rms_eps)
-        head = embedding if spec.tie_embeddings else load.rows("lm_head.weight", *vocab)
+        head = embedding if spec.tie_embeddings else load.matrix(load.rows("lm_head.weight", *vocab))
         self._logits = VocabLogits(head, spec.vocab_size, shard.world)
         self._rotary = Rotary(spec.rope, spec.rotary_dim)
 
@@ -95,9 +95,11 @@ class GQAttention:
         bias = None
         if qkv_bias:
             bias = torch.cat([load.head_rows(f"{name}.{x}_proj.bias", (n * dim,), own, dim) for x, n, own in wanted])
-        self._qkv = Linear(torch.cat(rows), bias)
+        self._qkv = load.matrix(torch.cat(rows), bias)
         out = load.head_cols(f"{name}.o_proj.weight", (hidden, spec.num_heads * dim), heads.q_heads, dim)
-        self._out = SummedLinear(out, shard.world, load.full(f"{name}.o_proj.bias", (hidden,)) if out_bias else None)
+        self._out = SummedLinear(
+            load.matrix(out), shard.world, load.full(f"{name}.o_proj.bias", (hidden,)) if out_bias else None
+        )
         self._norms = [RMSNorm(load.full(f"{name}.{x}_norm.weight", (dim,)), spec.rms_eps) for x in "qk" if qk_norm]
         self._attend = shard.attention
         self._q, self._kv = len(queries), len(heads.kv_heads)
@@ -137,7 +139,8 @@ def gated_mlp(
         in_bias = torch.cat([load.rows(f"{name}.{x}_proj.bias", (width,), *cut) for x in ("gate", "up")])
         down_bias = load.full(f"{name}.down_proj.bias", (hidden,))
     down = load.cols(f"{name}.down_proj.weight", (hidden, width), *cut)
-    return GatedMLP(Linear(gate_up, in_bias), SummedLinear(down, shard.world, down_bias) if summed else Linear(down))
+    narrow = load.matrix(down)
+    return GatedMLP(load.matrix(gate_up, in_bias), SummedLinear(narrow, shard.world, down_bias) if summed else narrow)
 
 
 def layer(spec: ModelSpec, load: Loader, name: str, attention: Attention, mlp: Callable[[Tensor], Tensor]) -> Layer:

@@ -39,16 +39,14 @@ def _experts(moe: MoESpec, hidden: int, shard: ModelShard, load: Loader, name: s
     cut, held = (part.start, part.stop, part.padded), range(moe.num_experts)
     if shard.ep:
         cut, held = (0, width, width), split_evenly(moe.num_experts, shard.grid.tp)[shard.rank]
-    gate_up = torch.empty((len(held), 2 * cut[2], hidden), dtype=load.dtype)
-    down = torch.empty((len(held), hidden, cut[2]), dtype=load.dtype)
+    gate_up, down = [], []
     fused = load.has(f"{name}.gate_up_proj")
     for i in range(moe.num_experts):
         read = _fused if fused else _single
         gate, up, out = read(load, name, i, (moe.num_experts, width, hidden), cut if i in held else (0, 0, 0))
         if i in held:
-            place = i - held.start
-            torch.cat([gate, up], out=gate_up[place])
-            down[place].copy_(out)
+            gate_up.append(load.matrix(torch.cat([gate, up])))
+            down.append(load.matrix(out))
     return Experts(gate_up, down, held.start)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from dcprt.attention.dcp import Queries, Up, ValueUp, stack_heads
 from dcprt.attention.partial import Partial, merge
 from dcprt.kv.pool import LayerKV
-from dcprt.layers.linear import Linear, SummedLinear
+from dcprt.layers.linear import SummedLinear
 from dcprt.layers.norm import RMSNorm
 from dcprt.layers.rotary import Rotary
 from dcprt.models.base import ModelShard, StepInput
@@ -37,7 +37,7 @@ class LatentAttention:
         hidden, latent = spec.hidden_size, mla.kv_lora_rank + mla.rope_dim
         down = load.full(f"{name}.kv_a_proj_with_mqa.weight", (latent, hidden))
         bias = load.full(f"{name}.kv_a_proj_with_mqa.bias", (latent,)) if spec.attention_bias else None
-        self._down = Linear(
+        self._down = load.matrix(
             _halved(spec, down, mla.rope_dim), None if bias is None else _halved(spec, bias, mla.rope_dim)
         )
         self._norm = RMSNorm(load.full(f"{name}.kv_a_layernorm.weight", (mla.kv_lora_rank,)), LATENT_EPS)
@@ -48,7 +48,7 @@ class LatentAttention:
         out = (hidden, spec.num_heads * mla.v_dim)
         out_bias = load.full(f"{name}.o_proj.bias", (hidden,)) if spec.attention_bias else None
         weight = load.head_cols(f"{name}.o_proj.weight", out, shard.heads.q_heads, mla.v_dim)
-        self._out = SummedLinear(weight, shard.world, out_bias)
+        self._out = SummedLinear(load.matrix(weight), shard.world, out_bias)
 
     def __call__(self, x: Tensor, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
         nope, rope = self._query(x, angles)
@@ -95,12 +95,12 @@ class LatentQuery:
         self._nope, self._count, self._first = mla.nope_dim, len(heads), None
         if mla.q_lora_rank:
             bias = load.full(f"{name}.q_a_proj.bias", (width,)) if spec.attention_bias else None
-            self._first = Linear(load.full(f"{name}.q_a_proj.weight", (width, spec.hidden_size)), bias)
+            self._first = load.matrix(load.full(f"{name}.q_a_proj.weight", (width, spec.hidden_size)), bias)
             self._norm = RMSNorm(load.full(f"{name}.q_a_layernorm.weight", (width,)), LATENT_EPS)
         last = f"{name}.q_b_proj.weight" if mla.q_lora_rank else f"{name}.q_proj.weight"
         weight = load.head_rows(last, (spec.num_heads * dim, width), heads, dim)
         by_head = [_halved(spec, part, mla.rope_dim) for part in weight.view(len(heads), dim, width)]
-        self._last = Linear(torch.cat(by_head))
+        self._last = load.matrix(torch.cat(by_head))
 
     def __call__(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """[tokens, heads, nope_dim] and, rotated, [tokens, heads, rope_dim]."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dcprt.errors import ModelError
+from dcprt.ops import Arena, Matrix
 from dcprt.weights.checkpoint import TensorSource
 
 _Piece = tuple[int, int, int]
@@ -36,6 +37,11 @@ class Loader:
         self._progress = progress
         self._total = len(checkpoint.names)
         self._seen: set[str] = set()
+        self._arena = Arena()
+
+    def matrix(self, weight: Tensor, bias: Tensor | None = None) -> Matrix:
+        """`weight` as products read it, beside the other weights of this rank; with a bias that is added there."""
+        return Matrix(weight, bias, self._arena)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -3,8 +3,10 @@
 //   kLanes        elements of a vector
 //   kRows, kCols  rows, and vectors in a row, of the tile of a product that is held in registers
 //   kDotRows      queries that are multiplied with four keys at a time
+//   kLinearRows, kLinearPanels  rows of x and panels of 16 outputs of the tile of a matrix product
 //   kPairs        whether `Pair` exists: acc + products of two bfloat16 in every lane
 //   LoadPart      the first `count` elements, zeros behind; reads nothing else
+//   Split         kLanes pairs of bfloat16, to the first and the second of each
 //   LoadLanes     four elements each of rows[i], rows[i + 4], ... from `at` on, side by side
 //   Transpose     of every 4 x 4 block that four such vectors hold
 //   Sum4          the sums of the lanes of four vectors, side by side
@@ -43,8 +45,11 @@ namespace dcprt::attention_detail {
 struct SimdGeneric {
   typedef float Vec __attribute__((vector_size(16)));
   typedef int32_t Ints __attribute__((vector_size(16)));
-  static constexpr int kLanes = 4, kRows = 4, kCols = 2, kDotRows = 1;
+  static constexpr int kLanes = 4, kRows = 4, kCols = 2, kDotRows = 1, kLinearRows = 2, kLinearPanels = 1;
   static constexpr bool kPairs = false;
+  struct Halves {
+    Vec even, odd;
+  };
 
   DCPRT_SIMD Vec Set1(float x) { return Vec{x, x, x, x}; }
   DCPRT_SIMD Vec Load(const float* from) {
@@ -60,6 +65,15 @@ struct SimdGeneric {
     T part[kLanes] = {};
     std::memcpy(part, from, static_cast<size_t>(count) * sizeof(T));
     return Load(part);
+  }
+  DCPRT_SIMD Halves Split(const BFloat16* pairs) {
+    Ints bits;
+    std::memcpy(&bits, pairs, sizeof(bits));
+    const Ints even = bits << 16, odd = bits & static_cast<int32_t>(0xffff0000u);
+    Halves out;
+    std::memcpy(&out.even, &even, sizeof(even));
+    std::memcpy(&out.odd, &odd, sizeof(odd));
+    return out;
   }
   DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
     return Load(static_cast<const float*>(rows[0]) + at);
@@ -101,8 +115,11 @@ DCPRT_TARGET_BEGIN(DCPRT_AVX2)
 
 struct SimdAvx2 {
   using Vec = __m256;
-  static constexpr int kLanes = 8, kRows = 6, kCols = 2, kDotRows = 2;
+  static constexpr int kLanes = 8, kRows = 6, kCols = 2, kDotRows = 2, kLinearRows = 5, kLinearPanels = 1;
   static constexpr bool kPairs = false;
+  struct Halves {
+    Vec even, odd;
+  };
 
   DCPRT_SIMD Vec Set1(float x) { return _mm256_set1_ps(x); }
   DCPRT_SIMD Vec Load(const float* from) { return _mm256_loadu_ps(from); }
@@ -115,6 +132,11 @@ struct SimdAvx2 {
     T part[kLanes] = {};
     std::memcpy(part, from, static_cast<size_t>(count) * sizeof(T));
     return Load(part);
+  }
+  DCPRT_SIMD Halves Split(const BFloat16* pairs) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs));
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(bits, 16)), _mm256_castsi256_ps(_mm256_and_si256(bits, upper))};
   }
   DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
     const __m256 low = _mm256_castps128_ps256(_mm_loadu_ps(static_cast<const float*>(rows[0]) + at));
@@ -152,8 +174,11 @@ DCPRT_TARGET_BEGIN(DCPRT_AVX512)
 
 struct SimdAvx512 {
   using Vec = __m512;
-  static constexpr int kLanes = 16, kRows = 6, kCols = 4, kDotRows = 4;
+  static constexpr int kLanes = 16, kRows = 6, kCols = 4, kDotRows = 4, kLinearRows = 8, kLinearPanels = 3;
   static constexpr bool kPairs = false;
+  struct Halves {
+    Vec even, odd;
+  };
 
   DCPRT_SIMD Vec Set1(float x) { return _mm512_set1_ps(x); }
   DCPRT_SIMD Vec Load(const float* from) { return _mm512_loadu_ps(from); }
@@ -167,6 +192,11 @@ struct SimdAvx512 {
   DCPRT_SIMD Vec LoadPart(const float* from, int64_t count) { return _mm512_maskz_loadu_ps(First(count), from); }
   DCPRT_SIMD Vec LoadPart(const BFloat16* from, int64_t count) {
     return Widen(_mm256_maskz_loadu_epi16(First(count), from));
+  }
+  DCPRT_SIMD Halves Split(const BFloat16* pairs) {
+    const __m512i bits = _mm512_loadu_si512(pairs);
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16)), _mm512_castsi512_ps(_mm512_and_si512(bits, upper))};
   }
   DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
     Vec x = _mm512_castps128_ps512(_mm_loadu_ps(static_cast<const float*>(rows[0]) + at));
@@ -208,6 +238,13 @@ DCPRT_TARGET_BEGIN(DCPRT_AVX512BF16)
 struct SimdAvx512Bf16 : SimdAvx512 {
   static constexpr bool kPairs = true;
 
+  // kLanes pairs of bfloat16, and one pair in every lane.
+  DCPRT_SIMD Vec LoadBits(const BFloat16* from) { return _mm512_castsi512_ps(_mm512_loadu_si512(from)); }
+  DCPRT_SIMD Vec Set1Bits(const BFloat16* pair) {
+    int32_t bits;
+    std::memcpy(&bits, pair, sizeof(bits));
+    return _mm512_castsi512_ps(_mm512_set1_epi32(bits));
+  }
   DCPRT_SIMD Vec Pair(Vec a, Vec b, Vec acc) {
     return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }

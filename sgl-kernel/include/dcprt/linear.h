@@ -1,4 +1,4 @@
-// Products of a few rows with a matrix as it is stored: bound by the reading of the matrix, which is read once.
+// Products with a matrix that was packed once: bound by the reading of the matrix for few rows, by arithmetic for many.
 #pragma once
 
 #include <algorithm>
@@ -7,37 +7,21 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 
 #include "dcprt/bfloat16.h"
 #include "dcprt/isa.h"
 #include "dcprt/linear_isa.h"
+#include "dcprt/linear_types.h"
 #include "dcprt/threads.h"
 
 namespace dcprt {
-
-enum class LinearType { kFloat32, kBFloat16 };
-
-// out[rows, outs] = x[rows, ins] * weight[outs, ins]^T + bias[outs]. All are dense but for the distances between rows.
-// Elements are as far apart as their type is long; nothing needs to be aligned further than that.
-struct LinearArgs {
-  const void* x;
-  LinearType x_type;
-  size_t x_stride;  // elements from one row to the next
-  const void* weight;
-  LinearType weight_type;
-  size_t weight_stride;
-  const void* bias;  // in `bias_type`, or null
-  LinearType bias_type;
-  void* out;
-  LinearType out_type;
-  size_t rows, ins, outs;
-};
-
 namespace linear_detail {
 
-// Bytes of the matrix below which a second thread costs more than it gains, and of one part of the loop.
-constexpr size_t kThreadedBytes = 256 << 10;
-constexpr size_t kPartBytes = 64 << 10;
+// Bytes of the matrix times rows below which a second thread costs more than it gains.
+constexpr size_t kThreadedBytes = 128 << 10;
+constexpr size_t kRowBlock = 192;   // rows of one part: their inputs stay in the second cache
+constexpr size_t kPanelBlock = 24;  // panels of one part where there are many rows
 
 // Memory for the converted rows of one call, kept by the thread for the next.
 inline void* Scratch(size_t bytes) {
@@ -54,102 +38,115 @@ inline void* Scratch(size_t bytes) {
   return memory.get();
 }
 
-inline float At(const void* x, LinearType type, size_t i) {
-  return type == LinearType::kFloat32 ? static_cast<const float*>(x)[i] : ToFloat(static_cast<const BFloat16*>(x)[i]);
+inline float At(const void* x, FloatType type, size_t i) {
+  return type == FloatType::kFloat32 ? static_cast<const float*>(x)[i] : ToFloat(static_cast<const BFloat16*>(x)[i]);
 }
 
-// One value of x, in the type of the weights, as `In` holds it.
+// One value of x as `In` holds it; `narrow` rounds it to bfloat16 first.
 inline void Convert(float value, bool narrow, float* out) { *out = narrow ? ToFloat(ToBFloat16(value)) : value; }
 inline void Convert(float value, bool, BFloat16* out) { *out = ToBFloat16(value); }
 
-// Rows of x in the type and order that the loops of `V` read, with zeros up to a multiple of its step.
-template <class V>
-const typename V::In* Prepared(const LinearArgs& a, size_t* stride) {
-  using In = typename V::In;
-  const bool same = (sizeof(In) == 2) == (a.x_type == LinearType::kBFloat16);
-  const bool narrow = a.weight_type == LinearType::kBFloat16 && a.x_type == LinearType::kFloat32;
-  if (same && (sizeof(In) == 2 || !narrow) && !V::kSplit && a.ins % V::kStep == 0) {
-    *stride = a.x_stride;
-    return static_cast<const In*>(a.x);
-  }
-  *stride = (a.ins + V::kStep - 1) / V::kStep * V::kStep;
+// Rows of x as `In`, with zeros up to a whole step.
+template <class In>
+const In* Converted(const LinearArgs& a, size_t* stride) {
+  const bool narrow = a.matrix.type == FloatType::kBFloat16;
+  *stride = a.matrix.Steps() * a.matrix.Width();
   In* out = static_cast<In*>(Scratch(std::max<size_t>(1, *stride * a.rows) * sizeof(In)));
   for (size_t row = 0; row < a.rows; ++row) {
     In* to = out + row * *stride;
-    for (size_t i = 0; i < *stride; ++i) {
-      const size_t in_step = i % V::kStep, base = i - in_step;
-      const size_t place = V::kSplit ? base + in_step / 2 + in_step % 2 * (V::kStep / 2) : i;
-      Convert(i < a.ins ? At(a.x, a.x_type, row * a.x_stride + i) : 0.0f, narrow, to + place);
-    }
+    for (size_t i = 0; i < a.matrix.ins; ++i) Convert(At(a.x, a.x_type, row * a.x_stride + i), narrow, to + i);
+    for (size_t i = a.matrix.ins; i < *stride; ++i) Convert(0.0f, narrow, to + i);
   }
   return out;
 }
 
-// sums: [rows][count] float32 of outputs from `first` on.
-inline void Store(const LinearArgs& a, size_t row, size_t first, size_t count, const float* sums) {
-  const size_t at = row * a.outs + first;
-  for (size_t i = 0; i < count; ++i) {
-    const float sum = a.bias == nullptr ? sums[i] : sums[i] + At(a.bias, a.bias_type, first + i);
-    if (a.out_type == LinearType::kFloat32) {
-      static_cast<float*>(a.out)[at + i] = sum;
-    } else {
-      static_cast<BFloat16*>(a.out)[at + i] = ToBFloat16(sum);
-    }
-  }
+// Rows of x in the type that the loops read: x itself where it is in that type already.
+inline const void* Prepared(const LinearArgs& a, bool pairs, size_t* stride) {
+  const bool as_pairs = pairs && a.matrix.type == FloatType::kBFloat16;
+  const bool same = as_pairs ? a.x_type == FloatType::kBFloat16 && a.matrix.ins % 2 == 0
+                             : a.x_type == FloatType::kFloat32 && a.matrix.type == FloatType::kFloat32;
+  *stride = a.x_stride;
+  if (same) return a.x;
+  if (as_pairs) return Converted<BFloat16>(a, stride);
+  return Converted<float>(a, stride);
 }
 
-// Outputs [begin, end) of all rows. A tile of the matrix comes from memory once and from the cache for further rows.
-template <class V>
-void Outputs(const LinearArgs& a, const typename V::In* x, size_t x_stride, size_t begin, size_t end) {
-  const auto* weight = static_cast<const typename V::Weight*>(a.weight);
-  float sums[V::kRows * V::kOuts];
-  for (size_t first = begin; first < end;) {
-    const size_t outs = end - first < V::kOuts ? 1 : V::kOuts;
-    for (size_t row = 0; row < a.rows;) {
-      const size_t rows = std::min(a.rows - row, V::kRows);
-      V::Tile(weight + first * a.weight_stride, a.weight_stride, x + row * x_stride, x_stride, a.ins, outs, rows, sums);
-      for (size_t r = 0; r < rows; ++r) Store(a, row + r, first, outs, sums + r * outs);
-      row += rows;
+// Copies element (out, in) of a matrix whose rows are `stride` elements apart to its place, and zeros to the rest.
+template <class T>
+void Pack(const T* weight, size_t stride, const PackedMatrix& to, T* data) {
+  constexpr size_t kBytes = 4;  // inputs of a step, whatever their type
+  const size_t width = to.Width(), steps = to.Steps();
+  for (size_t panel = 0; panel < to.Panels(); ++panel) {
+    size_t step = 0;
+    if ((panel + 1) * PackedMatrix::kPanel <= to.outs) {
+      const T* rows = weight + panel * PackedMatrix::kPanel * stride;
+      for (; step < to.ins / width; ++step) {
+        for (size_t lane = 0; lane < PackedMatrix::kPanel; ++lane, data += width) {
+          std::memcpy(data, rows + lane * stride + step * width, kBytes);
+        }
+      }
     }
-    first += outs;
+    for (; step < steps; ++step) {
+      for (size_t lane = 0; lane < PackedMatrix::kPanel; ++lane) {
+        const size_t out = panel * PackedMatrix::kPanel + lane;
+        for (size_t i = 0; i < width; ++i, ++data) {
+          const size_t in = step * width + i;
+          *data = out < to.outs && in < to.ins ? weight[out * stride + in] : T{};
+        }
+      }
+    }
   }
-}
-
-template <class V>
-void Run(const LinearArgs& a, int threads) {
-  size_t x_stride;
-  const typename V::In* x = Prepared<V>(a, &x_stride);
-  const size_t row_bytes = a.ins * sizeof(typename V::Weight);
-  if (threads < 2 || row_bytes * a.outs < kThreadedBytes) return Outputs<V>(a, x, x_stride, 0, a.outs);
-  const size_t share = (a.outs + static_cast<size_t>(threads) * 4 - 1) / (static_cast<size_t>(threads) * 4);
-  const size_t part = (std::max(share, kPartBytes / row_bytes + 1) + 7) / 8 * 8;
-  const auto parts = static_cast<uint32_t>((a.outs + part - 1) / part);
-  ThreadPool::Get().Run(threads, parts, [&](uint32_t i) {
-    const size_t begin = (parts - 1 - i) * part;
-    Outputs<V>(a, x, x_stride, begin, std::min(a.outs, begin + part));
-  });
 }
 
 }  // namespace linear_detail
 
 inline void Linear(const LinearArgs& a, Isa isa, int threads) {
-  namespace detail = linear_detail;
-  const bool narrow = a.weight_type == LinearType::kBFloat16;
-  switch (isa) {
-#if defined(__x86_64__)
-    case Isa::kAvx512Bf16:
-      if (narrow) return detail::Run<detail::avx512bf16::Bf16>(a, threads);
-      return detail::Run<detail::avx512::Fp32>(a, threads);
-    case Isa::kAvx512:
-      if (narrow) return detail::Run<detail::avx512::Bf16>(a, threads);
-      return detail::Run<detail::avx512::Fp32>(a, threads);
-    case Isa::kAvx2:
-      if (narrow) return detail::Run<detail::avx2::Bf16>(a, threads);
-      return detail::Run<detail::avx2::Fp32>(a, threads);
-#endif
-    default:
-      if (narrow) return detail::Run<detail::generic::Bf16>(a, threads);
-      return detail::Run<detail::generic::Fp32>(a, threads);
+  using namespace linear_detail;
+  const LinearOps& ops = OpsOf(isa);
+  size_t stride;
+  const void* x = Prepared(a, ops.pairs, &stride);
+  const size_t panels = a.matrix.Panels();
+  const size_t panel_bytes = a.matrix.PanelElements() * (a.matrix.type == FloatType::kBFloat16 ? 2 : 4);
+  if (threads < 2 || panel_bytes * panels * a.rows < kThreadedBytes) {
+    for (size_t row = 0; row < a.rows; row += kRowBlock) {
+      ops.part(a, x, stride, {row, std::min(kRowBlock, a.rows - row), 0, panels});
+    }
+    return;
+  }
+  const size_t share = (panels + static_cast<size_t>(threads) * 4 - 1) / (static_cast<size_t>(threads) * 4);
+  const size_t wide = (std::min(share, kPanelBlock * std::max<size_t>(1, kRowBlock / a.rows)) + 2) / 3 * 3;
+  const size_t columns = (panels + wide - 1) / wide, most = (a.rows + kRowBlock - 1) / kRowBlock;
+  // Rows are cut evenly, so that the last block is no small rest.
+  const size_t block = (a.rows + most - 1) / most, blocks = (a.rows + block - 1) / block;
+  ThreadPool::Get().Run(threads, static_cast<uint32_t>(columns * blocks), [&](uint32_t i) {
+    const size_t at = columns * blocks - 1 - i;  // parts are taken from the last on
+    const size_t row = at / columns * block, panel = at % columns * wide;
+    ops.part(a, x, stride, {row, std::min(block, a.rows - row), panel, std::min(wide, panels - panel)});
+  });
+}
+
+// data: room for Panels() * PanelElements() elements of the type of `to`. weight: [outs, ins] in the same type.
+inline void PackMatrix(const void* weight, size_t stride, const PackedMatrix& to, void* data) {
+  if (to.type == FloatType::kFloat32) {
+    linear_detail::Pack(static_cast<const float*>(weight), stride, to, static_cast<float*>(data));
+  } else {
+    linear_detail::Pack(static_cast<const BFloat16*>(weight), stride, to, static_cast<BFloat16*>(data));
+  }
+}
+
+// out float32 [count, ins]: rows of the matrix, each an output of it; zeros where `rows` is outside of [0, outs).
+inline void PackedRows(const PackedMatrix& m, const int64_t* rows, size_t count, float* out) {
+  const size_t width = m.Width();
+  for (size_t r = 0; r < count; ++r, out += m.ins) {
+    if (rows[r] < 0 || static_cast<size_t>(rows[r]) >= m.outs) {
+      std::fill(out, out + m.ins, 0.0f);
+      continue;
+    }
+    const size_t row = static_cast<size_t>(rows[r]), panel = row / PackedMatrix::kPanel, lane = row % PackedMatrix::kPanel;
+    const size_t base = panel * m.PanelElements() + lane * width;
+    for (size_t i = 0; i < m.ins; ++i) {
+      out[i] = linear_detail::At(m.data, m.type, base + i / width * PackedMatrix::kPanel * width + i % width);
+    }
   }
 }
 

@@ -1,4 +1,4 @@
-"""Matrix products with few rows, and the instruction set that all kernels use.
+"""Matrix products, and the instruction set that all kernels use.
 
 `DCPRT_KERNEL_ISA` names the instruction set; without it, it is the best one of the processor.
 """
@@ -14,21 +14,52 @@ from dcprt_kernel import _LIBRARY
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["forced_isa", "isa_in_use", "linear", "possible_isas"]
+__all__ = ["PANEL", "forced_isa", "isa_in_use", "linear", "pack", "packed_shape", "possible_isas", "rows"]
 
 _linear = _LIBRARY.linear
+_pack = _LIBRARY.linear_pack
+_rows = _LIBRARY.linear_rows
+
+PANEL = 16
+"""Outputs that lie side by side in a packed matrix."""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, threads: int = 1) -> None:
-    """`out = x @ weight.T + bias`; x: [rows, in], weight: [out, in], bias: [out], out: [rows, out] and contiguous.
+def packed_shape(outs: int, ins: int, itemsize: int) -> tuple[int, int, int, int]:
+    """Of a packed matrix: panels of outputs, steps of inputs, outputs of a panel, inputs of a step."""
+    width = 4 // itemsize
+    return -(-outs // PANEL), -(-ins // width), PANEL, width
 
-    Each is float32 or bfloat16. x is rounded to the type of the weights; sums are float32, and are rounded once if
-    `out` is bfloat16. The weights are read once for all rows, which pays for few of them.
+
+def pack(weight: Tensor, packed: Tensor) -> None:
+    """Writes weight [out, in], float32 or bfloat16, in the order that products read it.
+
+    packed: contiguous, of `packed_shape` and the type of the weights.
+
+    Raises:
+        ValueError: shapes or types do not fit, or elements of a row are not dense.
+    """
+    _pack(weight, packed)
+
+
+def linear(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor, threads: int = 1) -> None:
+    """`out = x @ weight.T + bias`; x: [rows, in], bias: [out], out: [rows, out] and contiguous.
+
+    Each is float32 or bfloat16. x is rounded to the type of the weights; sums are float32, in the order of the inputs
+    whatever the number of rows, and are rounded once if `out` is bfloat16.
 
     Raises:
         ValueError: shapes do not fit, or elements of a row are not dense.
     """
-    _linear(x, weight, bias, out, threads)
+    _linear(x, packed, bias, out, threads)
+
+
+def rows(packed: Tensor, outs: int, ids: Tensor, out: Tensor) -> None:
+    """`out = weight[ids]` in float32 [ids, in], contiguous; ids: int64. Zeros where an id is not in [0, outs).
+
+    Raises:
+        ValueError: shapes or types do not fit.
+    """
+    _rows(packed, outs, ids, out)
 
 
 def possible_isas() -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from dcprt.comm.protocol import Collective
 from dcprt.ids import Rank
 from dcprt.layers.linear import SummedLinear, VocabEmbedding, VocabLogits
 from dcprt.layers.norm import RMSNorm
-from dcprt.ops import BLOCK, bucket, linear
+from dcprt.ops import BLOCK, Matrix, bucket
 from dcprt.parallel.grid import Grid, WidthShard
 
 
@@ -52,11 +52,11 @@ def test_vocabulary(tp: int, vocab: int, dtype: torch.dtype) -> None:
 
     def embed(rank: int, world: Collective) -> Tensor:
         part = Grid(tp, 1).width(Rank(rank), vocab)
-        return VocabEmbedding(padded(weight, part), part, world)(ids)
+        return VocabEmbedding(Matrix(padded(weight, part)), part, world)(ids)
 
     def logits(rank: int, world: Collective) -> Tensor:
         part = Grid(tp, 1).width(Rank(rank), vocab)
-        return VocabLogits(padded(weight, part), vocab, world)(hidden)
+        return VocabLogits(Matrix(padded(weight, part)), vocab, world)(hidden)
 
     for found in on_ranks(tp, embed):
         assert torch.equal(found, weight[ids].float())
@@ -73,7 +73,7 @@ def test_summed_linear_adds_its_bias_once(tp: int) -> None:
         part = Grid(tp, 1).width(Rank(rank), 10)
         columns = padded(weight.T.contiguous(), part).T.contiguous()
         inputs = padded(x.T.contiguous(), part).T.contiguous()
-        return SummedLinear(columns, world, bias)(inputs)
+        return SummedLinear(Matrix(columns), world, bias)(inputs)
 
     results = on_ranks(tp, product)
     for found in results:
@@ -102,7 +102,7 @@ def test_buckets_are_few_and_close() -> None:
 def test_padded_rows_change_nothing(rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(rows)
     x, weight, bias = torch.randn(rows, 24).to(dtype), torch.randn(10, 24).to(dtype), torch.randn(10).to(dtype)
-    found = linear(x, weight, bias)
+    found = Matrix(weight, bias)(x)
     assert found.shape == (rows, 10)
     exact = x.double() @ weight.double().T + bias.double()
     torch.testing.assert_close(found.double(), exact, atol=0.1 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dcprt.comm.protocol import Collective
 from dcprt.ids import Rank
-from dcprt.layers.linear import Linear
 from dcprt.layers.mlp import GatedMLP
 from dcprt.layers.moe import Experts, MoE, Router
+from dcprt.ops import Matrix
 from dcprt.parallel.grid import Grid, split_evenly
 from dcprt.spec import MoESpec
 
@@ -103,12 +103,14 @@ def moe_on_ranks(x: Tensor, weights: Weights, moe: MoESpec, ranks: int, ep: bool
         if ep:
             held = split_evenly(moe.num_experts, ranks)[rank]
             own = slice(held.start, held.stop)
-            experts = Experts(weights.gate_up[own], weights.down[own], held.start)
+            held_parts = list(zip(weights.gate_up[own], weights.down[own], strict=True))
+            first = held.start
         else:
-            parts = [cut(a, b, rank) for a, b in zip(weights.gate_up, weights.down, strict=True)]
-            experts = Experts(torch.stack([a for a, _ in parts]), torch.stack([b for _, b in parts]))
+            held_parts = [cut(a, b, rank) for a, b in zip(weights.gate_up, weights.down, strict=True)]
+            first = 0
+        experts = Experts([Matrix(a) for a, _ in held_parts], [Matrix(b) for _, b in held_parts], first)
         rows, cols = cut(weights.shared_gate_up, weights.shared_down, rank)
-        common = GatedMLP(Linear(rows), Linear(cols)) if shared else None
+        common = GatedMLP(Matrix(rows), Matrix(cols)) if shared else None
         return MoE(Router(weights.gate, weights.bias, moe), experts, common, world)(x)
 
     return on_ranks(ranks, compute)
@@ -174,7 +176,7 @@ def test_all_tokens_to_one_expert() -> None:
 def test_bfloat16_is_summed_in_float32() -> None:
     moe, x = KINDS["softmax-normalized"], tokens_of(5).bfloat16()
     weights = Weights(moe)
-    experts = Experts(weights.gate_up.bfloat16(), weights.down.bfloat16())
+    experts = Experts(*([Matrix(x) for x in part.bfloat16()] for part in (weights.gate_up, weights.down)))
     router = Router(weights.gate, None, moe)
     out = experts(x, *router(x))
     assert out.dtype == torch.float32

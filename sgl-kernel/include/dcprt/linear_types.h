@@ -1,0 +1,59 @@
+// What a matrix product is made of, whatever the instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dcprt/attention_types.h"
+
+namespace dcprt {
+
+// A matrix [outs, ins] as products read it: panels of 16 outputs, each from its first to its last input without a gap,
+// so that one row of x streams through memory and many rows need no sums across lanes.
+//
+//   float32   [panels, ins, 16]
+//   bfloat16  [panels, (ins + 1) / 2, 16, 2]: two inputs side by side, as processors multiply them
+//
+// Outputs and inputs that fill up the last panel and pair are zeros.
+struct PackedMatrix {
+  const void* data;
+  FloatType type;
+  size_t outs, ins;
+
+  static constexpr size_t kPanel = 16;
+
+  size_t Width() const { return type == FloatType::kBFloat16 ? 2 : 1; }
+  size_t Panels() const { return (outs + kPanel - 1) / kPanel; }
+  size_t Steps() const { return (ins + Width() - 1) / Width(); }
+  size_t PanelElements() const { return Steps() * kPanel * Width(); }
+};
+
+// out[rows, outs] = x[rows, ins] * matrix^T + bias[outs]. Elements of a row are dense; nothing needs to be aligned
+// further than its type. x is rounded to the type of the matrix.
+struct LinearArgs {
+  const void* x;
+  FloatType x_type;
+  size_t x_stride;  // elements from one row to the next
+  PackedMatrix matrix;
+  const void* bias;  // in `bias_type`, or null
+  FloatType bias_type;
+  void* out;  // dense
+  FloatType out_type;
+  size_t rows;
+};
+
+namespace linear_detail {
+
+// Some rows and panels of a product.
+struct LinearPart {
+  size_t row, rows, panel, panels;
+};
+
+// What every instruction set offers. `x` is in the type and with the stride that the set wants, see `pairs`.
+struct LinearOps {
+  bool pairs;  // whether bfloat16 x is read as it is; else both are widened and x is float32
+  void (*part)(const LinearArgs& args, const void* x, size_t x_stride, const LinearPart& part);
+};
+
+}  // namespace linear_detail
+}  // namespace dcprt
