@@ -115,6 +115,10 @@ class Client:
         self._timeout_s = timeout_s
         self._began = time.perf_counter()
 
+    def begin(self) -> None:
+        """The run begins now."""
+        self._began = time.perf_counter()
+
     def now(self) -> float:
         """Seconds since the run began."""
         return time.perf_counter() - self._began

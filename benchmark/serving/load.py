@@ -39,6 +39,8 @@ async def run(
     async with asyncio.TaskGroup() as tasks:
         for request, start in zip(requests, starts if starts is not None else repeat(None)):
             body = shape.body(request.prompt, request.output_len, vocabulary)  # before it is due: long ones take ms
+            if not outcomes:
+                client.begin()
             await asyncio.sleep(0 if start is None else max(0.0, start - client.now()))
             await places.acquire()
             outcome = Outcome(client.now() if start is None else start)
