@@ -11,9 +11,9 @@ bfloat16, decoding is greedy and goes on after end tokens, no KV is reused betwe
     c  prefill: prompt tokens a second until the first new token
     d  like a, after a long prompt
 
-Each figure is the median of the repeats, every one with other token ids. `start` is from the start of the process to
-its first new token, on a warm disk; `memory` is the peak of all processes of a system together (PSS). Leave the
-machine alone while this runs: all figures change with what else it does.
+Each figure is the median of the repeats that nothing disturbed, every one with other token ids; a * says that other
+processes disturbed them all. `start` is from the start of the process to its first new token, on a warm disk; `memory`
+is the peak of all processes of a system together (PSS). Leave the machine alone while this runs.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from systems.install import NotInstalled, ensure, tcmalloc
 from systems.protocol import WORKLOADS, Job
-from systems.watch import MemoryWatch
+from systems.watch import Watch
 
 HERE = Path(__file__).resolve().parent
 TITLES = {"dcprt": "dcprt", "llama": "llama.cpp", "vllm": "vLLM", "transformers": "transformers"}
@@ -48,21 +48,46 @@ MOST_START_S, MOST_MIB = 6.0, 1.2 * 1024
 """What dcprt's start and memory are meant to stay below."""
 
 
+MOST_OTHERS = 0.1
+"""Cores that others may use while something is timed; what was timed with more counts only where there is no other."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One timing, and how many cores others used meanwhile."""
+
+    value: float
+    others: float
+
+    @property
+    def calm(self) -> bool:
+        return self.others <= MOST_OTHERS
+
+
 @dataclass
 class Outcome:
     """What was found about one system."""
 
-    rates: dict[str, list[float]] = field(default_factory=dict)
+    rates: dict[str, list[Figure]] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
-    start_s: list[float] = field(default_factory=list)
+    start_s: list[Figure] = field(default_factory=list)
     peak_mib: float | None = None
     versions: dict[str, str] = field(default_factory=dict)
     read_gb_s: float | None = None
     error: str | None = None
 
+    @property
+    def figures(self) -> list[Figure]:
+        return [figure for figures in self.rates.values() for figure in figures] + self.start_s
+
     def median(self, workload: str) -> float | None:
-        rates = self.rates.get(workload)
-        return statistics.median(rates) if rates else None
+        return middle(self.rates.get(workload, []))
+
+
+def middle(figures: list[Figure]) -> float | None:
+    """The median of those that nobody disturbed, else of all."""
+    chosen = [figure.value for figure in figures if figure.calm] or [figure.value for figure in figures]
+    return statistics.median(chosen) if chosen else None
 
 
 class Failed(Exception):
@@ -103,19 +128,29 @@ def say(text: str) -> None:
 
 def environment(name: str, options: argparse.Namespace) -> dict[str, str]:
     """What a system's documentation advises, and nothing that reaches for the network."""
-    base, threads = options.venvs, options.threads
-    found = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if name == "vllm":
-        preloaded = [tcmalloc(base), next((base / "vllm").glob("lib/libiomp5.so"), None)]
-        cores = sorted(os.sched_getaffinity(0))
-        found |= {
-            "LD_PRELOAD": ":".join(str(path) for path in preloaded if path),
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
-            "VLLM_CACHE_ROOT": str(base / "vllm-cache"),
-            "VLLM_NO_USAGE_STATS": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(base / "vllm-cache" / "inductor"),
-        }
-    return found
+    found = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return found | vllm_environment(options.venvs) if name == "vllm" else found
+
+
+def vllm_environment(base: Path) -> dict[str, str]:
+    """Allocator and OpenMP preloaded, all cores computing, and what it compiled before found again.
+
+    All in one process, which was faster here than three that share the cores. vLLM sets the variables of OpenMP
+    itself, but not in one process; and left alone it keeps one core of two for its scheduler.
+    """
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    preloaded = [tcmalloc(base), next((base / "vllm").glob("lib/libiomp5.so"), None)]
+    return {
+        "LD_PRELOAD": ":".join(str(path) for path in preloaded if path),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{cores}]",
+        "KMP_BLOCKTIME": "5",
+        "KMP_TPAUSE": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(base / "vllm-cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(base / "vllm-cache" / "inductor"),
+    }
 
 
 @contextmanager
@@ -136,8 +171,9 @@ def running(name: str, python: Path, job: Job, options: argparse.Namespace) -> I
     timer.start()
     try:
         assert process.stdin is not None
-        process.stdin.write(json.dumps(asdict(job)) + "\n")
-        process.stdin.close()
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(asdict(job)) + "\n")
+            process.stdin.close()
         yield process
         if process.wait():
             raise Failed("\n".join(log.read_text().strip().splitlines()[-8:]) or f"exit status {process.returncode}")
@@ -157,26 +193,32 @@ def events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 def measure(name: str, python: Path, job: Job, options: argparse.Namespace, outcome: Outcome) -> None:
     """Run all workloads in one process."""
     with running(name, python, job, options) as process:
-        watch = MemoryWatch(process.pid)
+        watch, others = Watch(process.pid), 0.0
         for event in events(process):
             if event["event"] == "loaded":
                 outcome.versions = event["versions"]
-            elif event["event"] == "timed":
-                watch.calm = event["on"]
+            elif event["event"] == "begin":
+                watch.begin()
+            elif event["event"] == "end":
+                others = watch.end()
             elif event["event"] == "rate":
-                outcome.rates.setdefault(event["workload"], []).append(event["rate"])
+                outcome.rates.setdefault(event["workload"], []).append(Figure(event["rate"], others))
                 outcome.tokens.setdefault(event["workload"], event["tokens"])
-                say(f"{name} {event['workload']} {event['rate']:.1f} tok/s")
-        outcome.peak_mib = watch.stop()
+                say(f"{name} {event['workload']} {event['rate']:.1f} tok/s, others used {others:.2f} cores")
+        watch.stop()
+    outcome.peak_mib = watch.peak_mib
 
 
 def time_start(name: str, python: Path, job: Job, options: argparse.Namespace, outcome: Outcome) -> None:
     begin = time.monotonic()
     with running(name, python, job, options) as process:
+        watch = Watch(process.pid)
+        watch.begin()
         for event in events(process):
             if event["event"] == "first_token":
-                outcome.start_s.append(time.monotonic() - begin)
-                say(f"{name} start {outcome.start_s[-1]:.1f} s")
+                outcome.start_s.append(Figure(time.monotonic() - begin, watch.end()))
+                say(f"{name} start {outcome.start_s[-1].value:.1f} s")
+        watch.stop()
 
 
 def examine(name: str, options: argparse.Namespace) -> Outcome:
@@ -212,35 +254,48 @@ def cell(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def verdict(value: float | None, limit: float, met: bool) -> list[str]:
-    return ["", "", ""] if value is None else ["", f"{limit:g}", "met" if met else "missed"]
+def shown(figures: list[Figure]) -> str:
+    return cell(middle(figures)) + ("*" if figures and not any(figure.calm for figure in figures) else "")
 
 
 def table(outcomes: dict[str, Outcome], workloads: list[str]) -> list[list[str]]:
     """Rows of cells, the header first; the last columns hold dcprt against the best peer."""
-    own = outcomes.get("dcprt", Outcome())
+    own, every = outcomes.get("dcprt", Outcome()), list(outcomes.values())
     rows = [["", "unit", *(TITLES[name] for name in outcomes), "ratio", "target", ""]]
+
+    def add(title: str, unit: str, cells: Iterable[str], end: Sequence[str] = ("", "", "")) -> None:
+        rows.append([title, unit, *cells, *end])
+
     for key in workloads:
-        medians = {name: outcome.median(key) for name, outcome in outcomes.items()}
-        best = max((rate for name, rate in medians.items() if name != "dcprt" and rate), default=None)
-        mine, end = medians.get("dcprt"), ["", "", ""]
-        if mine and best:
-            met = mine >= TARGETS[key] * best
-            end = [f"{mine / best:.2f}", f"{TARGETS[key]:g}", "met" if met else "missed"]
-        rows.append([f"{key}  {WORKLOADS[key].title}", "tok/s", *map(cell, medians.values()), *end])
-    starts = {name: statistics.median(o.start_s) if o.start_s else None for name, o in outcomes.items()}
-    mine = starts.get("dcprt")
-    rows.append(["start to first token", "s", *map(cell, starts.values()),
-                 *verdict(mine, MOST_START_S, (mine or 0) <= MOST_START_S)])  # fmt: skip
-    memory = [cell(outcome.peak_mib, 0) for outcome in outcomes.values()]
-    rows.append(["peak memory", "MiB", *memory, *verdict(own.peak_mib, MOST_MIB, (own.peak_mib or 0) <= MOST_MIB)])
+        add(
+            f"{key}  {WORKLOADS[key].title}",
+            "tok/s",
+            (shown(o.rates.get(key, [])) for o in every),
+            ratio(outcomes, key),
+        )
+    add("start to first token", "s", (shown(o.start_s) for o in every), below(middle(own.start_s), MOST_START_S))
+    add("peak memory", "MiB", (cell(o.peak_mib, 0) for o in every), below(own.peak_mib, MOST_MIB))
     for key in workloads:
         if reference := own.tokens.get(key):
-            counts = [str(alike(o.tokens[key], reference)) if key in o.tokens else "-" for o in outcomes.values()]
-            rows.append([f"{key}  first tokens as dcprt's", f"of {len(reference)}", *counts, "", "", ""])
-    reads = [cell(outcome.read_gb_s) for outcome in outcomes.values()]
-    rows.append(["machine: reading memory, before each", "GB/s", *reads, "", "", ""])
+            counts = [str(alike(o.tokens[key], reference)) if key in o.tokens else "-" for o in every]
+            add(f"{key}  first tokens as dcprt's", f"of {len(reference)}", counts)
+    add("machine: reading memory, before each", "GB/s", (cell(o.read_gb_s) for o in every))
+    disturbed = (f"{sum(not f.calm for f in o.figures)} of {len(o.figures)}" for o in every)
+    add(f"machine: others used over {MOST_OTHERS:g} cores", "timings", disturbed)
     return rows
+
+
+def ratio(outcomes: dict[str, Outcome], workload: str) -> list[str]:
+    """dcprt's rate to that of the best peer, and whether that is enough."""
+    medians = {name: outcome.median(workload) or 0.0 for name, outcome in outcomes.items()}
+    own, best = medians.pop("dcprt", 0.0), max(medians.values(), default=0.0)
+    if not own or not best:
+        return ["", "", ""]
+    return [f"{own / best:.2f}", f"{TARGETS[workload]:g}", "met" if own >= TARGETS[workload] * best else "missed"]
+
+
+def below(value: float | None, limit: float) -> list[str]:
+    return ["", "", ""] if value is None else ["", f"{limit:.0f}", "met" if value <= limit else "missed"]
 
 
 def show(rows: list[list[str]]) -> str:

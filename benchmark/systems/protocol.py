@@ -123,9 +123,9 @@ def _measure(system: System, workload: Workload, repeats: int, emit: Emit) -> No
     _once(system, workload, prompts(workload, 0, warm=True), workload.warm_new)
     for number in range(repeats):
         texts = prompts(workload, number)
-        emit("timed", on=True)
+        emit("begin")
         rate, tokens = _once(system, workload, texts, workload.new)
-        emit("timed", on=False)
+        emit("end")
         emit("rate", workload=workload.name, rate=rate, tokens=tokens)
 
 

@@ -17,9 +17,9 @@ from protocol import KV_TOKENS, LONGEST, Job, Streamed, run
 
 LONGEST_BATCH = 8192
 MICRO_BATCH = int(os.environ.get("UB", "512"))
-FLASH = int(os.environ.get("FA", "1"))
+FLASH = int(os.environ.get("FA", "0"))
 UNIFIED = int(os.environ.get("KVU", "0"))
-BF16 = 30
+BF16 = int(os.environ.get("KVT", "30"))
 """`GGML_TYPE_BF16`, which llama-cpp-python has no name for."""
 
 

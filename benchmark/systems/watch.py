@@ -1,52 +1,81 @@
-"""Peak memory of a process and all its descendants, as the sum of their proportional set sizes (PSS)."""
+"""What a process and all its descendants take: peak memory, and whether others used the processor meanwhile."""
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from pathlib import Path
 
 EAGER_S, CALM_S = 0.1, 1.0
 """Seconds between two looks: outside of what is timed, and inside, where looking costs the measured one time."""
 
+TICKS = os.sysconf("SC_CLK_TCK")
 
-class MemoryWatch:
-    """Looks from the moment it is made until `stop`."""
+
+class Watch:
+    """Looks from the moment it is made until `stop`.
+
+    Attributes:
+        peak_mib: proportional set sizes of all processes together, at their highest.
+    """
 
     def __init__(self, root: int) -> None:
-        self.calm = False
         self.peak_mib = 0.0
+        self._timed = False
         self._members = {root}
+        self._ticks: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._begin = self._elsewhere()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
-    def stop(self) -> float:
-        """The peak in MiB."""
+    def begin(self) -> None:
+        """Something is timed from here on: look seldom."""
+        self._timed = True
+        self._begin = self._elsewhere()
+
+    def end(self) -> float:
+        """It is over; returns how many cores were busy with something else, on average."""
+        self._timed = False
+        seconds, ticks = (now - then for now, then in zip(self._elsewhere(), self._begin, strict=True))
+        return max(ticks / TICKS / seconds, 0.0)
+
+    def stop(self) -> None:
         self._ended.set()
         self._thread.join()
-        return self.peak_mib
 
     def _look(self) -> None:
-        while not self._ended.wait(CALM_S if self.calm else EAGER_S):
+        while not self._ended.wait(CALM_S if self._timed else EAGER_S):
             self._find_members()
             self.peak_mib = max(self.peak_mib, sum(map(_pss_kib, self._members)) / 1024)
 
+    def _elsewhere(self) -> tuple[float, float]:
+        """The time, and the processor time that neither the watched processes nor this one took so far."""
+        self._find_members()
+        own = os.times()
+        return time.monotonic(), _busy_ticks() - sum(self._ticks.values()) - (own.user + own.system) * TICKS
+
     def _find_members(self) -> None:
         """Descendants stay members even when their parent has ended."""
-        parents = {int(entry.name): _parent(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-        self._members &= parents.keys()
-        size = 0
-        while size != len(self._members):
-            size = len(self._members)
-            self._members |= {child for child, parent in parents.items() if parent in self._members}
+        with self._lock:
+            found = {int(entry.name): _parent_and_ticks(entry) for entry in Path("/proc").glob("[0-9]*")}
+            members, size = self._members & found.keys(), 0
+            while size != len(members):
+                size = len(members)
+                members |= {child for child, (parent, _) in found.items() if parent in members}
+            self._members = members
+            self._ticks |= {member: found[member][1] for member in members if found[member][1]}
 
 
-def _parent(entry: Path) -> int:
-    """The parent's id; 0 for a process that has ended."""
+def _parent_and_ticks(entry: Path) -> tuple[int, int]:
+    """The parent's id and the processor time of its own; zeros for a process that has ended."""
     try:
-        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        fields = (entry / "stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
+        return 0, 0
+    return int(fields[1]), int(fields[11]) + int(fields[12])
 
 
 def _pss_kib(process: int) -> int:
@@ -55,3 +84,9 @@ def _pss_kib(process: int) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+
+
+def _busy_ticks() -> int:
+    """Of all cores since the machine started; what waits does not count."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return user + nice + system + irq + softirq + steal
