@@ -10,7 +10,10 @@ from torch import Tensor
 
 try:
     import dcprt_kernel.elementwise as _elementwise
+    import dcprt_kernel.fused as _fused
     import dcprt_kernel.linear as _linear
+    import dcprt_kernel.merge as _merge
+    import dcprt_kernel.sampling as _sampling
 except ImportError:
     NATIVE = False
 else:
@@ -80,6 +83,26 @@ class Matrix:
             return _wide_linear(x, self._data, self._bias)
         return _torch_linear(x, self._data, self._bias)
 
+    def normed(self, x: Tensor, add: Tensor | None, norm: Tensor, eps: float) -> Tensor:
+        """The product with `rms_norm(x + add)`, in the type of the weights; x, float32 [rows, in], becomes the sum."""
+        if not (self._packed and x.is_cpu):
+            return self(add_rms_norm(x, add, norm, eps))
+        out = torch.empty((x.shape[0], self.shape[0]), dtype=self.dtype)
+        _fused.norm_linear(x, add, norm, eps, self._data, self._bias, out, torch.get_num_threads())
+        return out
+
+    def gated(self, x: Tensor, add: Tensor | None, norm: Tensor, eps: float, down: Matrix) -> Tensor:
+        """`down` of `silu(gate) * up`, where these are the halves of `normed`: gate's outputs first.
+
+        Returns float32 [rows, outs of down], without the bias of `down`.
+        """
+        if not (self._packed and down._packed and x.is_cpu):
+            return down(silu_mul(self.normed(x, add, norm, eps)), torch.float32)
+        out, width = torch.empty(x.shape[0], down.shape[0]), down.shape[1]
+        matrices = self._data, self._bias, down._data
+        _fused.norm_gated_mlp(x, add, norm, eps, *matrices, width, out, torch.get_num_threads())
+        return out
+
     def rows(self, ids: Tensor) -> Tensor:
         """`weight[ids]`, float32 [ids, in]; zeros where an id is outside of the matrix. ids: int64."""
         if self._packed and ids.is_cpu:
@@ -110,12 +133,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def add_rms_norm(x: Tensor, add: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`rms_norm` of `x + add`, which x becomes. x and add: float32 [rows, n]."""
+def add_rms_norm(x: Tensor, add: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm` of `x + add`, which x becomes. x and add: float32 [rows, n], contiguous."""
     if not (NATIVE and x.is_cpu):
-        return rms_norm(x.add_(add), weight, eps)
+        return rms_norm(x if add is None else x.add_(add), weight, eps)
     out = torch.empty(x.shape, dtype=weight.dtype)
-    _elementwise.rms_norm(x, weight, eps, out, add.contiguous(), torch.get_num_threads())
+    _elementwise.rms_norm(x, weight, eps, out, add, torch.get_num_threads())
     return out
 
 
@@ -154,6 +177,59 @@ def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     places, values = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
     _elementwise.argmax(x, places, values, torch.get_num_threads())
     return places, values
+
+
+def store(pool: Tensor, rows: Tensor, tokens: Tensor, slots: Tensor) -> None:
+    """Rows `tokens` of [tokens, heads, dim] to `slots` of a pool [pages, page_size, heads, dim]; both int64."""
+    if NATIVE and rows.is_cpu and rows.dtype == pool.dtype and rows.stride(2) == 1:
+        _merge.store(rows, tokens, slots, pool)
+    elif len(tokens):
+        pool.flatten(0, 1)[slots] = rows[tokens].to(pool.dtype)
+
+
+def draw(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, drawn: float) -> int:
+    """The token at `drawn`, in [0, 1), of the cumulative distribution over logits [vocab], likeliest first.
+
+    Temperature, then the `top_k` best (0: all), then those with at least `min_p` times the weight of the best, then the
+    fewest that hold `top_p` of the rest.
+    """
+    if NATIVE and logits.is_cpu:
+        return _sampling.draw(logits, temperature, top_k, top_p, min_p, drawn)
+    scaled = logits / temperature
+    values, order = scaled.sort(descending=True, stable=True)
+    weights = (values.double() - values[0]).exp()
+    if top_k:
+        weights = weights[:top_k]
+    if min_p > 0:
+        weights = weights[: int((weights >= min_p).sum())]
+    cumulative = weights.cumsum(0)
+    if top_p < 1:
+        cumulative = cumulative[: int(torch.searchsorted(cumulative, top_p * cumulative[-1])) + 1]
+    index = int(torch.searchsorted(cumulative, drawn * cumulative[-1], right=True))
+    return int(order[min(index, len(cumulative) - 1)])
+
+
+def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two partial results, contiguous: out [tokens, heads, dim] and lse [tokens, heads] over the keys of both."""
+    out, lse = torch.empty_like(out_a), torch.empty_like(lse_a)
+    _merge.merge(out_a, lse_a, out_b, lse_b, out, lse, torch.get_num_threads())
+    return out, lse
+
+
+def pack_partial(out: Tensor, lse: Tensor, ranks: int) -> Tensor:
+    """out [tokens, heads, dim] and lse [tokens, heads], contiguous, to [ranks, tokens, heads / ranks, dim + 1]."""
+    tokens, heads, dim = out.shape
+    packed = torch.empty(ranks, tokens, heads // ranks, dim + 1)
+    _merge.pack(out, lse, packed)
+    return packed
+
+
+def merge_packed(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Parts [parts, tokens, heads, dim + 1], lse last, to out and lse over the keys of all, in their order."""
+    shape = packed.shape[1:3]
+    out, lse = torch.empty(*shape, packed.shape[3] - 1), torch.empty(shape)
+    _merge.merge_packed(packed, out, lse, torch.get_num_threads())
+    return out, lse
 
 
 def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

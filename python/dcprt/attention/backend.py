@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -38,4 +38,19 @@ class AttentionBackend(Protocol):
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, q_to_kv: Sequence[int], scale: float) -> Partial:
         """Non-causal attention of all queries to all keys; k, v: [keys, kv_heads, dim], otherwise as `new_tokens`."""
+        ...
+
+
+@runtime_checkable
+class FusedBackend(AttentionBackend, Protocol):
+    """One that also does both passes at once, where all of the cache is on one rank."""
+
+    def paged(
+        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, q_to_kv: Sequence[int], rows: Sequence[RowSlice], scale: float
+    ) -> Tensor:
+        """Causal attention of each row's tokens to its context and to themselves, whose KV is stored already.
+
+        q: [tokens, heads, dim]; pools as in `context`, heads as in `new_tokens`; rows of one token or more, which cover
+        all tokens. Returns float32 [tokens, heads, value dim].
+        """
         ...

@@ -12,6 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from dcprt import ops
 from dcprt.attention.partial import Partial, combined_lse, scaled, shares
 from dcprt.comm.groups import Groups
 from dcprt.comm.protocol import Collective
@@ -34,6 +35,8 @@ def ag_rs(local: Partial, group: Collective) -> Partial:
 
 def a2a(local: Partial, group: Collective) -> Partial:
     """One all-to-all of outputs and lse, packed by head slice, merged by the receiver in rank order."""
+    if ops.NATIVE and local.out.is_cpu:
+        return Partial(*ops.merge_packed(group.all_to_all(ops.pack_partial(*local, group.size))))
     tokens, heads, dim = local.out.shape
     own = heads // group.size
     packed = torch.cat([local.out, local.lse.unsqueeze(-1)], dim=-1)

@@ -1,14 +1,14 @@
 """Exact attention over a KV cache that is spread along the sequence.
 
     1. the caller projected: own queries, and K/V of the new tokens for the head shard
-    2. context pass over what was cached before the step, on all ranks of the group
-    3. new-token pass: local and causal
-    4. merge; store the new K/V that this rank owns
+    2. store the new K/V that this rank owns
+    3. context pass over what was cached before the step, on all ranks of the group
+    4. new-token pass: local and causal; merge
 
 The context pass brings queries and keys together in one of two ways, whichever moves fewer bytes: gather the queries
 of the head shard, attend to the local slots, combine over the group; or gather K and V, and attend with the own
 queries. With few new tokens (decode) it is the first. One formula serves prefill, chunked prefill and decode; at dcp=1
-gathering and combining fall away.
+gathering and combining fall away, and a backend may do both passes as one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcprt.attention.backend import AttentionBackend
+from dcprt.attention.backend import AttentionBackend, FusedBackend
 from dcprt.attention.combine import Combine, gather_heads
 from dcprt.attention.partial import Partial, empty_partial, merge
 from dcprt.attention.plan import AttentionPlan, ContextCosts, ContextSchedule, RowSlice
@@ -68,6 +68,7 @@ class DcpAttention:
         self.heads = heads
         self._scale = scale
         self._backend = backend
+        self._fused = backend if group.size == 1 and isinstance(backend, FusedBackend) else None
         self._group = group
         self._combine = combine
         self._costs = costs
@@ -80,12 +81,14 @@ class DcpAttention:
         return slice(self._group.rank * own, (self._group.rank + 1) * own)
 
     def __call__(self, q: Queries, k: Tensor, v: Tensor, cache: LayerKV, plan: AttentionPlan) -> Tensor:
-        """k, v: [tokens, kv_heads, dim]; stores them; returns [tokens, own heads, dim] in the type of q."""
+        """k, v: [tokens, kv_heads, dim]; stores them; returns float32 [tokens, own heads, dim]."""
+        cache.store(k, v, plan.store_tokens, plan.store_slots)
+        if self._fused is not None:
+            return self._fused.paged(q.own, cache.k, cache.v, self.heads.q_to_kv, plan.rows, self._scale)
         part = self.new_tokens(q.own, k, v, self.heads.q_to_kv, plan)
         if plan.any_context:
             part = merge(self.context(q, cache, plan), part)
-        cache.store(k, v, plan.store_tokens, plan.store_slots)
-        return part.out.to(q.own.dtype)
+        return part.out
 
     def new_tokens(self, q: Tensor, k: Tensor, v: Tensor, q_to_kv: tuple[int, ...], plan: AttentionPlan) -> Partial:
         """Causal attention of the new tokens among themselves; see `AttentionBackend.new_tokens`."""
@@ -107,6 +110,8 @@ class DcpAttention:
         for row in schedule.gather_kv:
             part = self._gather_kv(q.own[row.start : row.stop], cache, row)
             found.append((row.start, row.stop, _raised(part, up.own if up else None)))
+        if len(found) == 1 and found[0][2].out.shape[0] == q.own.shape[0]:
+            return found[0][2]
         result = empty_partial(q.own.shape[0], q.own.shape[1], found[0][2].out.shape[-1])
         for start, stop, part in found:
             result.out[start:stop], result.lse[start:stop] = part

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import dcprt_kernel.attention as kernel
-from dcprt.attention.partial import Partial
+from dcprt.attention.partial import Partial, merge
 from dcprt.attention.plan import AttentionPlan, RowSlice
 from dcprt.attention.torch_backend import TorchBackend
 
@@ -41,6 +41,31 @@ class NativeBackend:
         part = _unfilled(q, v_pool)
         kernel.context(_dense(q), _dense(k_pool), _dense(v_pool), heads, *table, scale, torch.get_num_threads(), *part)
         return part
+
+    def paged(
+        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, q_to_kv: Sequence[int], rows: Sequence[RowSlice], scale: float
+    ) -> Tensor:
+        """See `FusedBackend.paged`."""
+        if not _fits(q, k_pool, v_pool):
+            return self._paged_by_torch(q, k_pool, v_pool, q_to_kv, rows, scale)
+        table, heads, part = self._table(rows), self._map(tuple(q_to_kv)), _unfilled(q, v_pool)
+        kernel.paged(_dense(q), k_pool, v_pool, heads, *table, scale, torch.get_num_threads(), *part)
+        return part.out
+
+    def _paged_by_torch(
+        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, q_to_kv: Sequence[int], rows: Sequence[RowSlice], scale: float
+    ) -> Tensor:
+        """Each row's keys and values side by side, then as if none were cached and its tokens the last of all."""
+        out = torch.empty(*q.shape[:2], v_pool.shape[-1])
+        for row in rows:
+            length, queries = row.context_len + row.new_len, q[row.start : row.stop]
+            k, v = (pool[row.pages].flatten(0, 1)[:length] for pool in (k_pool, v_pool))
+            before = self._torch.dense(queries, k[: row.context_len], v[: row.context_len], q_to_kv, scale)
+            own = RowSlice(0, row.new_len, 0, 0, row.pages)
+            plan = AttentionPlan((own,), row.pages, row.pages)
+            among = self._torch.new_tokens(queries, k[row.context_len :], v[row.context_len :], q_to_kv, plan, scale)
+            out[row.start : row.stop] = merge(before, among).out
+        return out
 
     def new_tokens(
         self, q: Tensor, k: Tensor, v: Tensor, q_to_kv: Sequence[int], plan: AttentionPlan, scale: float
@@ -83,9 +108,8 @@ def _table_of(rows: Sequence[RowSlice]) -> RowTable:
     table, pages, first = [], [], 0
     for row in rows:
         table.append((row.start, row.stop, row.local_len, first))
-        if row.local_len:
-            pages.append(row.pages)
-            first += len(row.pages)
+        pages.append(row.pages)
+        first += len(row.pages)
     none = torch.zeros(0, dtype=torch.int64)
     return RowTable(
         torch.tensor(table, dtype=torch.int64).view(-1, 4), torch.cat(pages).contiguous() if pages else none

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dcprt import ops
+
 
 class Partial(NamedTuple):
     """Attention over some of the keys.
@@ -56,6 +58,8 @@ def scaled(out: Tensor, share: Tensor) -> Tensor:
 
 def merge(a: Partial, b: Partial) -> Partial:
     """Attention over the keys of both."""
+    if ops.NATIVE and a.out.is_cpu:
+        return Partial(*ops.merge(a.out.contiguous(), a.lse.contiguous(), b.out.contiguous(), b.lse.contiguous()))
     lses = torch.stack([a.lse, b.lse])
     share = shares(lses)
     return Partial(scaled(a.out, share[0]) + scaled(b.out, share[1]), combined_lse(lses))

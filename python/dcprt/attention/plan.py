@@ -13,7 +13,8 @@ class RowSlice:
     """One row of a step on one rank.
 
     `start`, `stop`: its new tokens in the step's flat token order. `context_len`: tokens cached before the step, over
-    all ranks; `local_len` of them on this rank, in the first slots of `pages` (int64 [pages], those of the context).
+    all ranks; `local_len` of them on this rank, in the first slots of `pages` (int64 [pages]), which have room for the
+    new tokens too.
     `local_lens` are those of every dcp rank.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -59,19 +59,29 @@ def _uniform_groups(q_to_kv: Sequence[int]) -> Sequence[int]:
     return distinct if list(q_to_kv) == [kv for kv in distinct for _ in range(group)] else q_to_kv
 
 
+def _blocks(values: Tensor, begin: int, end: int, *, causal: bool) -> Iterator[tuple[int, int]]:
+    """The blocks of queries `begin` to `end` that are scored together; see `_attend`."""
+    for start in range(begin, end, QUERY_BLOCK):
+        stop = min(start + QUERY_BLOCK, end)
+        if not causal or stop - start == 1 or values[:, start - begin + 1 : stop - begin].isfinite().all():
+            yield start, stop
+        else:
+            yield from ((one, one + 1) for one in range(start, stop))
+
+
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, begin: int, end: int, scale: float, result: Partial, *, causal: bool
 ) -> None:
     """Attend queries `begin` to `end` to k, v: [keys, kv_heads, dim], in blocks; writes into `result`.
 
-    With `causal`, keys are those of the same tokens, and a block of queries sees none behind its last one.
+    With `causal`, keys are those of the same tokens, and a block of queries sees none behind its last one. A weight of
+    0 does not hide a value that is not finite, so queries of a block where some may not see one are taken one by one.
     """
     kv_heads = k.shape[1]
     group = q.shape[1] // kv_heads
     keys = k.permute(1, 2, 0)  # [kv_heads, head_dim, keys]
     values = v.permute(1, 0, 2)  # [kv_heads, keys, head_dim]
-    for start in range(begin, end, QUERY_BLOCK):
-        stop = min(start + QUERY_BLOCK, end)
+    for start, stop in _blocks(values, begin, end, causal=causal):
         count = stop - start
         seen = stop - begin if causal else k.shape[0]
         block = q[start:stop].float().view(count, kv_heads, group, -1).permute(1, 2, 0, 3)

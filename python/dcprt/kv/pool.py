@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dcprt import ops
 from dcprt.ids import NULL_PAGE
 from dcprt.kv.layout import LayoutDescriptor
 from dcprt.messages import PageCopy
@@ -61,9 +62,9 @@ class LayerKV:
 
     def store(self, k: Tensor, v: Tensor | None, tokens: Tensor, slots: Tensor) -> None:
         """Write rows `tokens` of k, v: [tokens, kv_heads, dim] to `slots`; no `v` where values are part of k."""
-        for pool, new in zip(self.tensors, (k, v), strict=False):
-            if len(tokens) and new is not None:
-                pool.flatten(0, 1)[slots] = new[tokens].to(pool.dtype)
+        ops.store(self.k, k, tokens, slots)
+        if v is not None:
+            ops.store(self.v, v, tokens, slots)
 
 
 class KVPool:

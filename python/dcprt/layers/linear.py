@@ -19,13 +19,17 @@ class SummedLinear:
     """A product cut by columns: each rank has part of the input, and the outputs are summed over the ranks."""
 
     def __init__(self, matrix: Matrix, world: Collective, bias: Tensor | None = None) -> None:
-        self._matrix = matrix
+        self.matrix = matrix
         self._bias = bias
         self._world = world
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] to float32 [tokens, out]."""
-        out = self._world.all_reduce(self._matrix(x, torch.float32))
+        return self.summed(self.matrix(x, torch.float32))
+
+    def summed(self, part: Tensor) -> Tensor:
+        """This rank's float32 product [tokens, out], summed over the ranks, and the bias."""
+        out = self._world.all_reduce(part)
         return out if self._bias is None else out + self._bias
 
 

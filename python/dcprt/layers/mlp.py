@@ -1,23 +1,37 @@
-"""The gated MLP of the Llama family."""
+"""The gated MLP of the Llama family, `down(silu(gate(x)) * up(x))`; gate and up are one product, gate's rows first."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
 from dcprt import ops
 from dcprt.layers.linear import SummedLinear
+from dcprt.layers.norm import Normed
 from dcprt.ops import Matrix
 
 
-class GatedMLP:
-    """`down(silu(gate(x)) * up(x))`; gate and up are one product, gate's rows first.
+@dataclass(frozen=True)
+class Expert:
+    """A gated MLP or this rank's part of it, over tokens that are normed already."""
 
-    The result is summed over the ranks if `down` is a `SummedLinear`, else it is this rank's part.
-    """
-
-    def __init__(self, gate_up: Matrix, down: SummedLinear | Matrix) -> None:
-        self._gate_up = gate_up
-        self._down = down
+    gate_up: Matrix
+    down: Matrix
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(ops.silu_mul(self._gate_up(x)))
+        """[tokens, hidden] to float32 of the same shape."""
+        return self.down(ops.silu_mul(self.gate_up(x)), torch.float32)
+
+
+@dataclass(frozen=True)
+class GatedMLP:
+    """A gated MLP cut over the ranks and summed."""
+
+    gate_up: Matrix
+    down: SummedLinear
+
+    def __call__(self, x: Normed) -> Tensor:
+        """To float32 [tokens, hidden]."""
+        return self.down.summed(x.gated(self.gate_up, self.down.matrix))

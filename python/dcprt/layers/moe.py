@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcprt import ops
 from dcprt.comm.protocol import Collective
-from dcprt.layers.mlp import GatedMLP
-from dcprt.ops import Matrix
+from dcprt.layers.mlp import Expert
+from dcprt.layers.norm import Normed
 from dcprt.spec import MoESpec
 
 
@@ -59,15 +58,10 @@ class Router:
 
 
 class Experts:
-    """A rank's experts `first`, `first + 1`, ..., or its part of their width.
+    """A rank's experts `first`, `first + 1`, ..., or its part of their width. There may be none."""
 
-    gate_up: for each [2 * width, hidden], gate's rows first; down: [hidden, width]. There may be none, and `width` may
-    be 0.
-    """
-
-    def __init__(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], first: int = 0) -> None:
-        self._gate_up = gate_up
-        self._down = down
+    def __init__(self, experts: Sequence[Expert], first: int = 0) -> None:
+        self._experts = experts
         self._first = first
 
     def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
@@ -77,7 +71,7 @@ class Experts:
         experts are added in the order of their numbers, so the sum does not depend on how tokens were batched.
         """
         out = torch.zeros_like(x, dtype=torch.float32)
-        held = len(self._gate_up)
+        held = len(self._experts)
         if not held:
             return out
         flat = chosen.flatten() - self._first
@@ -91,8 +85,7 @@ class Experts:
             places = order[begin : begin + count]
             begin += count
             tokens = places // chosen.shape[-1]
-            hidden = ops.silu_mul(self._gate_up[expert](x[tokens]))
-            part = self._down[expert](hidden, torch.float32)
+            part = self._experts[expert](x[tokens])
             out.index_add_(0, tokens, part * weights[places].unsqueeze(-1))
         return out
 
@@ -100,14 +93,15 @@ class Experts:
 class MoE:
     """Router, experts, and the shared experts as one gated MLP whose result is this rank's part."""
 
-    def __init__(self, router: Router, experts: Experts, shared: GatedMLP | None, world: Collective) -> None:
+    def __init__(self, router: Router, experts: Experts, shared: Expert | None, world: Collective) -> None:
         self._router = router
         self._experts = experts
         self._shared = shared
         self._world = world
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, hidden] to float32 of the same shape, summed over the ranks."""
+    def __call__(self, normed: Normed) -> Tensor:
+        """To float32 [tokens, hidden], summed over the ranks."""
+        x = normed.value()
         out = self._experts(x, *self._router(x))
         if self._shared is not None:
             out += self._shared(x)

@@ -12,8 +12,8 @@ from torch import Tensor
 from dcprt.attention.dcp import Queries, stack_heads
 from dcprt.kv.pool import KVPool, LayerKV
 from dcprt.layers.linear import SummedLinear, VocabEmbedding, VocabLogits
-from dcprt.layers.mlp import GatedMLP
-from dcprt.layers.norm import RMSNorm
+from dcprt.layers.mlp import Expert, GatedMLP
+from dcprt.layers.norm import Normed, RMSNorm
 from dcprt.layers.rotary import Rotary
 from dcprt.models.base import ModelShard, StepInput
 from dcprt.spec import ModelSpec
@@ -22,10 +22,14 @@ from dcprt.weights.loader import Loader
 Angles = tuple[Tensor, Tensor]
 
 
-class Attention(Protocol):
-    """x: [tokens, hidden] in the model's type; returns float32, summed over the ranks."""
+MLP = Callable[[Normed], Tensor]
+"""What follows the second norm of a layer; returns float32 [tokens, hidden], summed over the ranks."""
 
-    def __call__(self, x: Tensor, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor: ...
+
+class Attention(Protocol):
+    """What follows the first norm of a layer; returns float32 [tokens, hidden], summed over the ranks."""
+
+    def __call__(self, x: Normed, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,12 @@ class Layer:
     norm1: RMSNorm
     attention: Attention
     norm2: RMSNorm
-    mlp: Callable[[Tensor], Tensor]
+    mlp: MLP
 
-    def __call__(self, x: Tensor, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
-        hidden = self.norm2.added(x, self.attention(self.norm1(x), angles, step, kv))
-        return x.add_(self.mlp(hidden))
+    def __call__(self, x: Tensor, add: Tensor | None, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
+        """What is to be added to the residual `x` next; `add` is what the layer before left to be added."""
+        attended = self.attention(self.norm1.of(x, add), angles, step, kv)
+        return self.mlp(self.norm2.of(x, attended))
 
 
 class Decoder:
@@ -62,9 +67,10 @@ class Decoder:
     def forward(self, step: StepInput, kv: KVPool) -> Tensor:
         x = self._embed(step.token_ids)
         angles = self._rotary.angles(step.positions)
+        add = None
         for layer, cache in zip(self._layers, kv.layers, strict=True):
-            x = layer(x, angles, step, cache)
-        return x
+            add = layer(x, add, angles, step, cache)
+        return x if add is None else x.add_(add)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._logits(self._norm(hidden))
@@ -105,8 +111,8 @@ class GQAttention:
         self._q, self._kv = len(queries), len(heads.kv_heads)
         self._replicated = shard.replicate_q
 
-    def __call__(self, x: Tensor, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
-        heads = stack_heads(self._qkv(x), self._q + 2 * self._kv)
+    def __call__(self, x: Normed, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
+        heads = stack_heads(x.times(self._qkv), self._q + 2 * self._kv)
         q, k, v = torch.split(heads, [self._q, self._kv, self._kv], dim=1)
         if self._norms:
             q, k = Rotary.rotate(self._norms[0](q), angles), Rotary.rotate(self._norms[1](k), angles)
@@ -122,28 +128,27 @@ def gated_mlp(
     load: Loader,
     name: str,
     *,
-    width: int | None = None,
     bias: bool = False,
-    summed: bool = True,
 ) -> GatedMLP:
-    """A gated MLP cut by width over all ranks; `width` is the model's own unless given.
+    """The model's gated MLP, cut by width over all ranks."""
+    part = mlp_part(spec, shard, load, name, spec.intermediate_size, bias=bias)
+    down_bias = load.full(f"{name}.down_proj.bias", (spec.hidden_size,)) if bias else None
+    return GatedMLP(part.gate_up, SummedLinear(part.down, shard.world, down_bias))
 
-    Without `summed`, the result is this rank's part, and there is no bias.
-    """
-    width, hidden = width or spec.intermediate_size, spec.hidden_size
-    part = shard.grid.width(shard.rank, width)
-    cut = (part.start, part.stop, part.padded)
+
+def mlp_part(spec: ModelSpec, shard: ModelShard, load: Loader, name: str, width: int, *, bias: bool = False) -> Expert:
+    """This rank's part of a gated MLP of `width`; a bias behind it is left to who sums the parts."""
+    cut_width, hidden = shard.grid.width(shard.rank, width), spec.hidden_size
+    cut = (cut_width.start, cut_width.stop, cut_width.padded)
     gate_up = torch.cat([load.rows(f"{name}.{x}_proj.weight", (width, hidden), *cut) for x in ("gate", "up")])
-    in_bias = down_bias = None
+    in_bias = None
     if bias:
         in_bias = torch.cat([load.rows(f"{name}.{x}_proj.bias", (width,), *cut) for x in ("gate", "up")])
-        down_bias = load.full(f"{name}.down_proj.bias", (hidden,))
     down = load.cols(f"{name}.down_proj.weight", (hidden, width), *cut)
-    narrow = load.matrix(down)
-    return GatedMLP(load.matrix(gate_up, in_bias), SummedLinear(narrow, shard.world, down_bias) if summed else narrow)
+    return Expert(load.matrix(gate_up, in_bias), load.matrix(down))
 
 
-def layer(spec: ModelSpec, load: Loader, name: str, attention: Attention, mlp: Callable[[Tensor], Tensor]) -> Layer:
+def layer(spec: ModelSpec, load: Loader, name: str, attention: Attention, mlp: MLP) -> Layer:
     """A layer with its two norms, under the names that all families use."""
     norms = [
         load.full(f"{name}.{x}.weight", (spec.hidden_size,)) for x in ("input_layernorm", "post_attention_layernorm")

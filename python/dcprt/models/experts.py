@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from dcprt.layers.mlp import Expert
 from dcprt.layers.moe import Experts, MoE, Router
 from dcprt.models.base import ModelShard
-from dcprt.models.decoder import gated_mlp
+from dcprt.models.decoder import MLP, gated_mlp, mlp_part
 from dcprt.parallel.grid import split_evenly
 from dcprt.spec import ModelSpec, MoESpec
 from dcprt.weights.loader import Loader
 
 
-def feed_forward(spec: ModelSpec, shard: ModelShard, load: Loader, name: str, index: int) -> Callable[[Tensor], Tensor]:
+def feed_forward(spec: ModelSpec, shard: ModelShard, load: Loader, name: str, index: int) -> MLP:
     """What layer `index` has beside its attention: experts where `spec.moe` says so, else a gated MLP."""
     moe = spec.moe
     if moe is None or not moe.routed(index):
@@ -28,7 +27,7 @@ def feed_forward(spec: ModelSpec, shard: ModelShard, load: Loader, name: str, in
     experts = _experts(moe, hidden, shard, load, f"{name}.experts")
     shared = None
     if moe.shared_width:
-        shared = gated_mlp(spec, shard, load, f"{name}.shared_experts", width=moe.shared_width, summed=False)
+        shared = mlp_part(spec, shard, load, f"{name}.shared_experts", moe.shared_width)
     return MoE(router, experts, shared, shard.world)
 
 
@@ -39,15 +38,14 @@ def _experts(moe: MoESpec, hidden: int, shard: ModelShard, load: Loader, name: s
     cut, held = (part.start, part.stop, part.padded), range(moe.num_experts)
     if shard.ep:
         cut, held = (0, width, width), split_evenly(moe.num_experts, shard.grid.tp)[shard.rank]
-    gate_up, down = [], []
+    experts = []
     fused = load.has(f"{name}.gate_up_proj")
     for i in range(moe.num_experts):
         read = _fused if fused else _single
         gate, up, out = read(load, name, i, (moe.num_experts, width, hidden), cut if i in held else (0, 0, 0))
         if i in held:
-            gate_up.append(load.matrix(torch.cat([gate, up])))
-            down.append(load.matrix(out))
-    return Experts(gate_up, down, held.start)
+            experts.append(Expert(load.matrix(torch.cat([gate, up])), load.matrix(out)))
+    return Experts(experts, held.start)
 
 
 def _single(

@@ -14,7 +14,7 @@ from dcprt.attention.dcp import Queries, Up, ValueUp, stack_heads
 from dcprt.attention.partial import Partial, merge
 from dcprt.kv.pool import LayerKV
 from dcprt.layers.linear import SummedLinear
-from dcprt.layers.norm import RMSNorm
+from dcprt.layers.norm import Normed, RMSNorm
 from dcprt.layers.rotary import Rotary
 from dcprt.models.base import ModelShard, StepInput
 from dcprt.models.decoder import Angles
@@ -50,9 +50,10 @@ class LatentAttention:
         weight = load.head_cols(f"{name}.o_proj.weight", out, shard.heads.q_heads, mla.v_dim)
         self._out = SummedLinear(load.matrix(weight), shard.world, out_bias)
 
-    def __call__(self, x: Tensor, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
-        nope, rope = self._query(x, angles)
-        down = self._down(x)
+    def __call__(self, x: Normed, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
+        hidden = x.value()
+        nope, rope = self._query(hidden, angles)
+        down = self._down(hidden)
         latent = self._norm(down[:, : self._latent_dim].float())
         turned = Rotary.rotate(down[:, None, self._latent_dim :], angles)
         part = self._new_tokens(nope, rope, latent, turned, step)
@@ -62,7 +63,7 @@ class LatentAttention:
             part = merge(self._attend.context(queries, kv, step.attention, self._raise()), part)
         cached = torch.cat([latent[:, None], turned], dim=-1)
         kv.store(cached, None, step.attention.store_tokens, step.attention.store_slots)
-        return self._out(part.out.to(x.dtype).flatten(1))
+        return self._out(part.out.flatten(1))
 
     def _new_tokens(self, nope: Tensor, rope: Tensor, latent: Tensor, turned: Tensor, step: StepInput) -> Partial:
         """Unabsorbed: keys [tokens, own heads, nope_dim + rope_dim], values [tokens, own heads, v_dim]."""

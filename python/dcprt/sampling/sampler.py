@@ -53,7 +53,8 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
             continue
         changed = adjusted(own, row)
         if row.params.temperature > 0:
-            tokens[i] = _draw(changed, row)
+            params, drawn = row.params, uniform(row.params.seed, row.position)
+            tokens[i] = ops.draw(changed, params.temperature, params.top_k, params.top_p, params.min_p, drawn)
         elif changed is not own:
             tokens[i] = int(changed.argmax())
     return tokens
@@ -89,25 +90,3 @@ def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> li
             top = list(zip(best.indices[i, :count].tolist(), best.values[i, :count].tolist(), strict=True))
         found.append(TokenLogprobs(token, own[i], top))
     return found
-
-
-def _draw(logits: Tensor, row: SampleRow) -> int:
-    """A token by the inverse of the cumulative distribution, likeliest first."""
-    params = row.params
-    scaled = logits / params.temperature
-    if 0 < params.top_k < len(scaled):
-        values, order = scaled.topk(params.top_k)
-    else:
-        values, order = scaled.sort(descending=True, stable=True)
-    weights = (values.double() - values[0]).exp()
-    if params.min_p > 0:
-        weights = weights[: int((weights >= params.min_p).sum())]
-    cumulative = weights.cumsum(0)
-    total = cumulative[-1]
-    if params.top_p < 1:
-        kept = int(torch.searchsorted(cumulative, params.top_p * total)) + 1
-        cumulative = cumulative[:kept]
-        total = cumulative[-1]
-    drawn = uniform(params.seed, row.position) * total
-    index = min(int(torch.searchsorted(cumulative, drawn, right=True)), len(cumulative) - 1)
-    return int(order[index])

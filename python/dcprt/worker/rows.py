@@ -151,7 +151,8 @@ class RowTable:
 
     def _slice(self, row: WorkerRow, start: int, stop: int) -> RowSlice:
         local_len = self._layout.local_len(self._dcp_rank, row.computed_len)
-        pages = row.pages.view()[: self._layout.local_pages(local_len)]
+        stored = self._layout.local_len(self._dcp_rank, row.computed_len + stop - start)
+        pages = row.pages.view()[: self._layout.local_pages(stored)]
         lens = tuple(self._layout.local_len(rank, row.computed_len) for rank in range(self._layout.dcp))
         return RowSlice(start, stop, row.computed_len, local_len, torch.from_numpy(pages), lens)
 

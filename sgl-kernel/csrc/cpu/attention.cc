@@ -8,34 +8,18 @@
 #include <cstddef>
 #include <vector>
 
+#include "checks.h"
+
 namespace {
 
+using namespace dcprt::binding;
 using dcprt::AttentionCall;
 using dcprt::AttentionRow;
 using dcprt::AttentionSource;
 using dcprt::FloatType;
 using tvm::ffi::TensorView;
 
-char* Data(const TensorView& x) { return static_cast<char*>(x.data_ptr()) + x.byte_offset(); }
-
-void Check(bool ok, const char* what) {
-  if (!ok) TVM_FFI_THROW(ValueError) << what;
-}
-
-FloatType TypeOf(const TensorView& x) {
-  const DLDataType type = x.dtype();
-  Check(x.device().device_type == kDLCPU, "tensors must be on the CPU.");
-  const bool is_float = type.code == kDLFloat && type.bits == 32;
-  Check(type.lanes == 1 && (is_float || type.code == kDLBfloat), "attention is for float32 and bfloat16.");
-  return is_float ? FloatType::kFloat32 : FloatType::kBFloat16;
-}
-
-const int64_t* Ints(const TensorView& x) {
-  Check(x.dtype().code == kDLInt && x.dtype().bits == 64 && x.IsContiguous(), "tables are dense and of int64.");
-  return reinterpret_cast<const int64_t*>(Data(x));
-}
-
-void CheckDense(const TensorView& x, int ndim) {
+void CheckHeads(const TensorView& x, int ndim) {
   Check(x.ndim() == ndim, "queries have 3 dimensions, pools 4, keys and values 3.");
   Check(x.size(ndim - 1) < 2 || x.stride(ndim - 1) == 1, "the elements of a head must be dense.");
 }
@@ -52,9 +36,9 @@ void CheckResults(const TensorView& out, const TensorView& lse, const AttentionC
 AttentionCall CallOf(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
                      const TensorView& lse, double scale, int lead) {
   AttentionCall call{};
-  CheckDense(q, 3);
-  CheckDense(k, lead + 2);
-  CheckDense(v, lead + 2);
+  CheckHeads(q, 3);
+  CheckHeads(k, lead + 2);
+  CheckHeads(v, lead + 2);
   call.q_type = TypeOf(q);
   call.kv_type = TypeOf(k);
   Check(TypeOf(v) == call.kv_type, "keys and values differ in dtype.");
@@ -79,15 +63,6 @@ AttentionCall CallOf(const TensorView& q, const TensorView& k, const TensorView&
   call.lse = reinterpret_cast<float*>(Data(lse));
   call.scale = static_cast<float>(scale);
   return call;
-}
-
-dcprt::Isa Chosen() {
-  try {
-    return dcprt::CurrentIsa();
-  } catch (const std::invalid_argument& error) {
-    TVM_FFI_THROW(ValueError) << error.what();
-  }
-  __builtin_unreachable();
 }
 
 // Query heads in the order of their key heads, and where those of each key head begin.
@@ -115,37 +90,58 @@ class HeadMap {
 
 void Run(AttentionCall& call, const TensorView& key_head_of, const std::vector<AttentionRow>& rows, int64_t threads) {
   Check(key_head_of.numel() == call.query_heads, "the map of heads is not [heads].");
-  const HeadMap heads(Ints(key_head_of), call.query_heads, call.key_heads);
+  const HeadMap heads(Ints(key_head_of, "tables"), call.query_heads, call.key_heads);
   heads.Describe(&call);
   call.rows = rows.data();
   call.row_count = static_cast<int64_t>(rows.size());
-  dcprt::Attention(call, Chosen(), threads);
+  dcprt::Attention(call, ChosenIsa(), threads);
 }
 
 void CheckTokens(const AttentionRow& row, const AttentionCall& call) {
   Check(row.start >= 0 && row.start <= row.stop && row.stop <= call.tokens, "a row lies outside of the tokens.");
 }
 
+std::vector<AttentionRow> PagedRows(AttentionCall* call, const TensorView& rows, const TensorView& pages,
+                                    const TensorView& k) {
+  const int64_t* table = Ints(rows, "tables");
+  Check(rows.ndim() == 2 && rows.size(1) == 4, "rows are [rows, 4].");
+  call->pages = Ints(pages, "tables");
+  call->page_size = k.size(1);
+  std::vector<AttentionRow> found;
+  found.reserve(static_cast<size_t>(rows.size(0)));
+  for (int64_t r = 0; r < rows.size(0); ++r, table += 4) {
+    AttentionRow row{table[0], table[1], table[2], table[3], 0};
+    CheckTokens(row, *call);
+    if (call->causal) {
+      Check(row.keys >= 0, "a context is not shorter than nothing.");
+      row.context = row.keys;
+      row.keys += row.stop - row.start;
+    }
+    const int64_t used = row.keys > 0 ? (row.keys + call->page_size - 1) / call->page_size : 0;
+    Check(row.first_page >= 0 && row.first_page + used <= pages.numel(), "a row has fewer pages than keys.");
+    for (int64_t p = row.first_page; p < row.first_page + used; ++p) {
+      Check(call->pages[p] >= 0 && call->pages[p] < k.size(0), "a page lies outside of the pool.");
+    }
+    found.push_back(row);
+  }
+  return found;
+}
+
 // rows: [rows, 4], each start, stop, keys and the place of its first page in `pages`.
 void Context(TensorView q, TensorView k, TensorView v, TensorView key_head_of, TensorView rows, TensorView pages,
              double scale, int64_t threads, TensorView out, TensorView lse) {
   AttentionCall call = CallOf(q, k, v, out, lse, scale, 2);
-  const int64_t* table = Ints(rows);
-  Check(rows.ndim() == 2 && rows.size(1) == 4, "rows are [rows, 4].");
-  call.pages = Ints(pages);
-  call.page_size = k.size(1);
-  std::vector<AttentionRow> found;
-  found.reserve(static_cast<size_t>(rows.size(0)));
-  for (int64_t r = 0; r < rows.size(0); ++r, table += 4) {
-    const AttentionRow row{table[0], table[1], table[2], table[3], 0};
-    CheckTokens(row, call);
-    const int64_t used = row.keys > 0 ? (row.keys + call.page_size - 1) / call.page_size : 0;
-    Check(row.first_page >= 0 && row.first_page + used <= pages.numel(), "a row has fewer pages than keys.");
-    for (int64_t p = row.first_page; p < row.first_page + used; ++p) {
-      Check(call.pages[p] >= 0 && call.pages[p] < k.size(0), "a page lies outside of the pool.");
-    }
-    found.push_back(row);
-  }
+  const std::vector<AttentionRow> found = PagedRows(&call, rows, pages, k);
+  Run(call, key_head_of, found, threads);
+}
+
+// Causal, over the context and the row's own tokens, which are in the pages too. rows as above, with the length of the
+// context in place of the number of keys.
+void Paged(TensorView q, TensorView k, TensorView v, TensorView key_head_of, TensorView rows, TensorView pages,
+           double scale, int64_t threads, TensorView out, TensorView lse) {
+  AttentionCall call = CallOf(q, k, v, out, lse, scale, 2);
+  call.causal = true;
+  const std::vector<AttentionRow> found = PagedRows(&call, rows, pages, k);
   Run(call, key_head_of, found, threads);
 }
 
@@ -153,7 +149,7 @@ void Context(TensorView q, TensorView k, TensorView v, TensorView key_head_of, T
 void NewTokens(TensorView q, TensorView k, TensorView v, TensorView key_head_of, TensorView rows, double scale,
                int64_t threads, TensorView out, TensorView lse) {
   AttentionCall call = CallOf(q, k, v, out, lse, scale, 1);
-  const int64_t* table = Ints(rows);
+  const int64_t* table = Ints(rows, "tables");
   Check(rows.ndim() == 2 && rows.size(1) == 4, "rows are [rows, 4].");
   Check(k.size(0) == call.tokens, "there are not as many keys as tokens.");
   call.causal = true;
@@ -176,13 +172,14 @@ void Dense(TensorView q, TensorView k, TensorView v, TensorView key_head_of, dou
 void Exp(TensorView x, TensorView out) {
   Check(TypeOf(x) == FloatType::kFloat32 && TypeOf(out) == FloatType::kFloat32, "exp is for float32.");
   Check(x.IsContiguous() && out.IsContiguous() && x.numel() == out.numel(), "exp needs dense tensors of one size.");
-  dcprt::attention_detail::OpsOf(Chosen())
+  dcprt::attention_detail::OpsOf(ChosenIsa())
       .exp(reinterpret_cast<const float*>(Data(x)), reinterpret_cast<float*>(Data(out)), x.numel());
 }
 
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_context, Context);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_paged, Paged);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_new_tokens, NewTokens);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_dense, Dense);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_exp, Exp);

@@ -6,20 +6,14 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/optional.h>
 
+#include "checks.h"
+
 namespace {
 
+using namespace dcprt::binding;
 using dcprt::BFloat16;
 using tvm::ffi::Optional;
 using tvm::ffi::TensorView;
-
-void Check(bool ok, const char* what) {
-  if (!ok) TVM_FFI_THROW(ValueError) << what;
-}
-
-template <class T>
-T* Data(const TensorView& x) {
-  return reinterpret_cast<T*>(static_cast<char*>(x.data_ptr()) + x.byte_offset());
-}
 
 bool IsFloat32(const TensorView& x) { return x.dtype().code == kDLFloat && x.dtype().bits == 32; }
 
@@ -40,17 +34,6 @@ size_t RowStride(const TensorView& x) {
   return static_cast<size_t>(x.size(0) < 2 ? x.size(1) : x.stride(0));
 }
 
-size_t Size(const TensorView& x, int dim) { return static_cast<size_t>(x.size(dim)); }
-
-dcprt::Isa Chosen() {
-  try {
-    return dcprt::CurrentIsa();
-  } catch (const std::invalid_argument& error) {
-    TVM_FFI_THROW(ValueError) << error.what();
-  }
-  __builtin_unreachable();
-}
-
 // Calls `work` with a null pointer of the element type of x.
 template <class Work>
 void ByType(const TensorView& x, const Work& work) {
@@ -68,7 +51,7 @@ void RmsNorm(TensorView x, Optional<TensorView> y, TensorView weight, double eps
   if (rows == 0 || count == 0) return;
   const auto tiny = static_cast<float>(eps);
   const int n = static_cast<int>(threads);
-  const dcprt::Isa isa = Chosen();
+  const dcprt::Isa isa = ChosenIsa();
   if (y.has_value()) {
     CheckFloat32(x, "sums are float32.");
     CheckFloat32(y.value(), "sums are float32.");
@@ -98,7 +81,7 @@ void SiluMul(TensorView x, TensorView out, int64_t threads) {
   if (out.numel() == 0) return;
   ByType(x, [&](auto* in) {
     using X = std::remove_pointer_t<decltype(in)>;
-    dcprt::SiluMul(Data<X>(x), stride, Data<X>(out), Size(out, 0), Size(out, 1), Chosen(), static_cast<int>(threads));
+    dcprt::SiluMul(Data<X>(x), stride, Data<X>(out), Size(out, 0), Size(out, 1), ChosenIsa(), static_cast<int>(threads));
   });
 }
 
@@ -114,7 +97,7 @@ void Rotate(TensorView x, TensorView cos, TensorView sin, int64_t threads) {
   ByType(x, [&](auto* in) {
     using X = std::remove_pointer_t<decltype(in)>;
     dcprt::Rotate(Data<X>(x), static_cast<size_t>(x.stride(0)), static_cast<size_t>(x.stride(1)), Data<float>(cos),
-                  Data<float>(sin), tokens, Size(x, 1), half, Chosen(), static_cast<int>(threads));
+                  Data<float>(sin), tokens, Size(x, 1), half, ChosenIsa(), static_cast<int>(threads));
   });
 }
 
@@ -127,7 +110,7 @@ void ArgMax(TensorView x, TensorView places, TensorView values, int64_t threads)
   Check(places.numel() == x.size(0) && values.numel() == x.size(0), "one place and one value for each row.");
   if (rows == 0) return;
   Check(x.size(1) > 0, "a row without elements has no greatest.");
-  dcprt::ArgMax(Data<float>(x), stride, Data<int64_t>(places), Data<float>(values), rows, Size(x, 1), Chosen(),
+  dcprt::ArgMax(Data<float>(x), stride, Data<int64_t>(places), Data<float>(values), rows, Size(x, 1), ChosenIsa(),
                 static_cast<int>(threads));
 }
 

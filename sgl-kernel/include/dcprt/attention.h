@@ -1,7 +1,7 @@
 // Attention on raw pointers: how a call is cut into tasks, and how partial results become whole ones.
 //
 // A task is a block of queries of one row and key head, so that a key is read once for all query heads of its group and
-// for several tokens. Where there are threads to feed, tasks without a causal mask are also cut along the keys, and the
+// for several tokens. Where there are threads to feed, tasks are also cut along the keys, and the
 // parts merged by their lse, as in Flash-Decoding. The cut follows from the shapes and the number of threads alone.
 #pragma once
 
@@ -41,12 +41,12 @@ inline std::vector<QueryBlock> BlocksOf(const AttentionCall& call) {
   for (int64_t r = 0; r < call.row_count; ++r) {
     const AttentionRow& row = call.rows[r];
     const int64_t tokens = row.stop - row.start;
-    if (row.keys == 0 || tokens <= 0 || (call.causal && tokens == 1)) continue;
+    if (row.keys == 0 || tokens <= 0 || (call.causal && row.keys == 1)) continue;
     for (int64_t head = 0; head < call.key_heads; ++head) {
       const int64_t group = call.head_offsets[head + 1] - call.head_offsets[head];
       for (int64_t first = 0; first < tokens * group; first += kMaxQueries) {
         const int64_t count = std::min(kMaxQueries, tokens * group - first);
-        const int64_t keys = call.causal ? (first + count - 1) / group + 1 : row.keys;
+        const int64_t keys = call.causal ? row.context + (first + count - 1) / group + 1 : row.keys;
         blocks.push_back({&row, head, first, count, keys, keys, -1});
       }
     }
@@ -92,6 +92,7 @@ inline void MergeParts(const AttentionParts& parts, int64_t first, int64_t piece
   std::fill(out, out + dim, 0.0f);
   for (int64_t i = 0; i < pieces; ++i) {
     const float share = std::exp(lse_of(i) - top) / sum;
+    if (share == 0) continue;
     const float* part = parts.out + ((first + i) * kMaxQueries + query) * dim;
     for (int64_t d = 0; d < dim; ++d) out[d] += share * part[d];
   }
@@ -145,7 +146,7 @@ inline void Attention(const AttentionCall& call, Isa isa, int64_t threads) {
   double work = 0;
   for (const QueryBlock& block : blocks) work += block.Work();
   if (work * static_cast<double>(call.key_dim + call.value_dim) < kWorthThreads) threads = 1;
-  const int64_t count = threads > 1 && !call.causal ? CutKeys(blocks, threads) : 0;
+  const int64_t count = threads > 1 ? CutKeys(blocks, threads) : 0;
   const std::vector<AttentionTask> tasks = TasksOf(blocks);
   const std::unique_ptr<float[]> memory(new float[static_cast<size_t>(count * kMaxQueries * (call.value_dim + 1))]);
   const AttentionParts parts{memory.get(), memory.get() + count * kMaxQueries * call.value_dim};
@@ -163,7 +164,7 @@ inline void Attention(const AttentionCall& call, Isa isa, int64_t threads) {
   }
   for (int64_t r = 0; call.causal && r < call.row_count; ++r) {
     const AttentionRow& row = call.rows[r];
-    if (row.stop - row.start == 1) ops.one_key(call, row);
+    if (row.keys == 1) ops.one_key(call, row);
   }
 }
 

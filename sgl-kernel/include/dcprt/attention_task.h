@@ -121,7 +121,7 @@ static void StoreResults(const AttentionCall& call, const AttentionTask& task, c
       out = parts.out + (task.part * kMaxQueries + i) * dim;
     }
     const float* acc = scratch.acc + i * Padded(dim);
-    const float factor = 1.0f / scratch.sum[i];
+    const float factor = scratch.sum[i] == 0 ? 0 : 1.0f / scratch.sum[i];
     for (int64_t d = 0; d < dim; ++d) out[d] = acc[d] * factor;
     *lse = scratch.top[i] + std::log(scratch.sum[i]);
   }
@@ -146,11 +146,44 @@ static void Score(const AttentionCall& call, const AttentionTask& task, const At
   Product<Packed, false>(task.count, x.queries, step, x.steps, units, padded, x.scores, kMaxKeys);
 }
 
+// How many of the `count` keys from `begin` on query `i` of a task sees; never fewer than the query before.
+static int64_t SeenBy(const AttentionCall& call, const AttentionTask& task, int64_t begin, int64_t count, int64_t i) {
+  if (!call.causal) return count;
+  const int64_t group = call.head_offsets[task.head + 1] - call.head_offsets[task.head];
+  const int64_t seen = task.row->context + (task.first + i) / group + 1 - begin;
+  return seen < 0 ? 0 : seen < count ? seen : count;
+}
+
+// Adds the weighted values. A weight of 0 does not hide a value that is not finite, so a query's sum leaves out the
+// values of keys that it does not see: first those that all see are added, then those that a few queries see.
+template <class Op>
+static void AddValues(const AttentionCall& call, const AttentionTask& task, const AttentionScratch& x, int64_t begin,
+                      int64_t count) {
+  const int64_t step = Padded(call.value_dim);
+  const auto seen = [&](int64_t i) { return SeenBy(call, task, begin, count, i); };
+  const auto add = [&](int64_t first, int64_t last, int64_t from, int64_t to) {
+    if (from == to) return;
+    Product<Op, true>(last - first, x.scores + first * kMaxKeys + from, kMaxKeys, x.v + from, to - from, call.value_dim,
+                      x.acc + first * step, step);
+  };
+  const int64_t all = seen(0);
+  add(0, task.count, 0, all);
+  if (seen(task.count - 1) == all) return;
+  for (int64_t first = 0; first < task.count; first += Simd::kRows) {
+    const int64_t last = first + Simd::kRows < task.count ? first + Simd::kRows : task.count, common = seen(first);
+    add(first, last, all, common);
+    for (int64_t i = first, next; i < last; i = next) {
+      const int64_t own = seen(i);
+      for (next = i + 1; next < last && seen(next) == own;) ++next;
+      add(i, next, common, own);
+    }
+  }
+}
+
 template <class T, bool kPaired>
 static void Attend(const AttentionCall& call, const AttentionTask& task, const AttentionParts& parts,
                    const AttentionScratch& x) {
   const int64_t value_step = Padded(call.value_dim), block = call.key_dim > 256 ? kMaxKeys / 2 : kMaxKeys;
-  const int64_t group = call.head_offsets[task.head + 1] - call.head_offsets[task.head];
   LoadQueries(call, task, kPaired, x.queries);
   std::memset(x.acc, 0, static_cast<size_t>(task.count * value_step) * sizeof(float));
   for (int64_t i = 0; i < task.count; ++i) x.top[i] = -INFINITY, x.sum[i] = 0;
@@ -164,16 +197,14 @@ static void Attend(const AttentionCall& call, const AttentionTask& task, const A
     Score<T, kPaired>(call, task, x, count, {x.k, next - begin, call.key_dim * size, x.v, call.value_dim * size});
     const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
     for (int64_t i = 0; i < task.count; ++i) {
-      const int64_t visible = call.causal ? (task.first + i) / group + 1 - begin : count;
-      const int64_t seen = visible < count ? visible : count;
-      Softmax(x.scores + i * kMaxKeys, seen, padded, call.scale, x.top + i, x.sum + i, x.acc + i * value_step,
-              call.value_dim);
+      Softmax(x.scores + i * kMaxKeys, SeenBy(call, task, begin, count, i), padded, call.scale, x.top + i, x.sum + i,
+              x.acc + i * value_step, call.value_dim);
     }
     if (sizeof(T) == 2 && task.count > 2 * Simd::kRows) {
       WidenRows<T>(x.v, count, call.value_dim, x.wide);
-      Product<Single<float>, true>(task.count, x.scores, kMaxKeys, x.v, count, call.value_dim, x.acc, value_step);
+      AddValues<Single<float>>(call, task, x, begin, count);
     } else {
-      Product<Single<T>, true>(task.count, x.scores, kMaxKeys, x.v, count, call.value_dim, x.acc, value_step);
+      AddValues<Single<T>>(call, task, x, begin, count);
     }
   }
   StoreResults(call, task, parts, x);
@@ -190,9 +221,12 @@ static void RunTask(const AttentionCall& call, const AttentionTask& task, const 
 
 template <class Q, class T>
 static void OneKey(const AttentionCall& call, const AttentionRow& row) {
+  const auto start = [&](const AttentionSource& source) {
+    const int64_t step = call.pages ? call.pages[row.first_page] * source.page_step : row.first_key * source.slot_step;
+    return reinterpret_cast<const T*>(source.data) + step;
+  };
   for (int64_t head = 0; head < call.key_heads; ++head) {
-    const T* k = reinterpret_cast<const T*>(call.k.data) + row.first_key * call.k.slot_step + head * call.k.head_step;
-    const T* v = reinterpret_cast<const T*>(call.v.data) + row.first_key * call.v.slot_step + head * call.v.head_step;
+    const T *k = start(call.k) + head * call.k.head_step, *v = start(call.v) + head * call.v.head_step;
     for (int64_t at = call.head_offsets[head]; at < call.head_offsets[head + 1]; ++at) {
       const int64_t place = row.start * call.query_heads + call.heads[at];
       const int64_t query = row.start * call.q_token_step + call.heads[at] * call.q_head_step;

@@ -11,9 +11,10 @@ namespace dcprt {
 enum class FloatType : int { kFloat32, kBFloat16 };
 
 // A row: tokens [start, stop) of the queries, attending to `keys` keys. With pages, those are the first slots of the
-// pages from `first_page` on in the page table; else the `keys` tokens from `first_key` on.
+// pages from `first_page` on in the page table; else the `keys` tokens from `first_key` on. The last of the keys are those
+// of the row's own tokens if the call is causal; `context` of them lie before.
 struct AttentionRow {
-  int64_t start, stop, keys, first_page, first_key;
+  int64_t start, stop, keys, first_page, first_key, context = 0;
 };
 
 // Keys or values: element (slot, head, i) is at data + page * page_step + slot * slot_step + head * head_step + i, in
@@ -30,8 +31,8 @@ struct AttentionSource {
 //   out  float32 [tokens, query_heads, value_dim], dense
 //   lse  float32 [tokens, query_heads], dense; natural log
 //
-// key_dim is a multiple of 8. With `causal`, key j of a row is seen by its tokens j and later, and there are as many
-// keys as tokens. Tokens of no row, and rows without keys, get out 0 and lse -inf.
+// key_dim is a multiple of 8. With `causal`, key `context + j` of a row is seen by its tokens j and later, and there are
+// `context` more keys than tokens. Tokens of no row, and rows without keys, get out 0 and lse -inf.
 struct AttentionCall {
   const char* q;
   int64_t q_token_step, q_head_step;

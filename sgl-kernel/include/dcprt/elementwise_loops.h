@@ -69,6 +69,20 @@ DCPRT_TARGET inline float MaxOf(const float* x, size_t count) {
   return nan ? std::numeric_limits<float>::quiet_NaN() : best;
 }
 
+// out += x * factor
+DCPRT_TARGET inline void AddScaledRow(float* __restrict out, const float* __restrict x, float factor, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] += x[i] * factor;
+}
+
+// out = exp((x - top) * factor), and 0 where that is below what float32 holds; top is the greatest of x, factor positive.
+DCPRT_TARGET inline void WeightsRow(const float* __restrict x, float top, float factor, float* __restrict out,
+                                    size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const float at = (x[i] - top) * factor;
+    out[i] = at < -87.0f ? 0.0f : Exp(at);
+  }
+}
+
 struct Loops {
   template <class X, class W, class O>
   static void Norm(const X* x, const W* weight, float eps, O* out, size_t count) {
@@ -82,6 +96,10 @@ struct Loops {
   template <class X>
   static void Rotate(X* x, const float* cos, const float* sin, size_t half) {
     RotateHead(x, x + half, cos, sin, half);
+  }
+  static void AddScaled(float* out, const float* x, float factor, size_t count) { AddScaledRow(out, x, factor, count); }
+  static void Weights(const float* x, float top, float factor, float* out, size_t count) {
+    WeightsRow(x, top, factor, out, count);
   }
   static float Max(const float* x, size_t count) { return MaxOf(x, count); }
 };

@@ -23,8 +23,9 @@ constexpr size_t kThreadedBytes = 128 << 10;
 constexpr size_t kRowBlock = 192;   // rows of one part: their inputs stay in the second cache
 constexpr size_t kPanelBlock = 24;  // panels of one part where there are many rows
 
-// Memory for the converted rows of one call, kept by the thread for the next.
-inline void* Scratch(size_t bytes) {
+// Memory that a thread keeps from one call to the next, one piece for each purpose.
+template <int kPurpose>
+void* Scratch(size_t bytes) {
   struct Free {
     void operator()(void* p) const { std::free(p); }
   };
@@ -42,33 +43,23 @@ inline float At(const void* x, FloatType type, size_t i) {
   return type == FloatType::kFloat32 ? static_cast<const float*>(x)[i] : ToFloat(static_cast<const BFloat16*>(x)[i]);
 }
 
-// One value of x as `In` holds it; `narrow` rounds it to bfloat16 first.
-inline void Convert(float value, bool narrow, float* out) { *out = narrow ? ToFloat(ToBFloat16(value)) : value; }
-inline void Convert(float value, bool, BFloat16* out) { *out = ToBFloat16(value); }
-
-// Rows of x as `In`, with zeros up to a whole step.
-template <class In>
-const In* Converted(const LinearArgs& a, size_t* stride) {
-  const bool narrow = a.matrix.type == FloatType::kBFloat16;
-  *stride = a.matrix.Steps() * a.matrix.Width();
-  In* out = static_cast<In*>(Scratch(std::max<size_t>(1, *stride * a.rows) * sizeof(In)));
-  for (size_t row = 0; row < a.rows; ++row) {
-    In* to = out + row * *stride;
-    for (size_t i = 0; i < a.matrix.ins; ++i) Convert(At(a.x, a.x_type, row * a.x_stride + i), narrow, to + i);
-    for (size_t i = a.matrix.ins; i < *stride; ++i) Convert(0.0f, narrow, to + i);
-  }
-  return out;
-}
-
-// Rows of x in the type that the loops read: x itself where it is in that type already.
-inline const void* Prepared(const LinearArgs& a, bool pairs, size_t* stride) {
-  const bool as_pairs = pairs && a.matrix.type == FloatType::kBFloat16;
+// Rows of x in the type that the loops read: x itself where it is in that type already, else a copy with zeros up to a
+// whole step.
+inline const void* Prepared(const LinearArgs& a, const LinearOps& ops, size_t* stride) {
+  const bool as_pairs = ops.pairs && a.matrix.type == FloatType::kBFloat16;
   const bool same = as_pairs ? a.x_type == FloatType::kBFloat16 && a.matrix.ins % 2 == 0
                              : a.x_type == FloatType::kFloat32 && a.matrix.type == FloatType::kFloat32;
   *stride = a.x_stride;
   if (same) return a.x;
-  if (as_pairs) return Converted<BFloat16>(a, stride);
-  return Converted<float>(a, stride);
+  const size_t size = as_pairs ? sizeof(BFloat16) : sizeof(float);
+  *stride = a.matrix.Steps() * a.matrix.Width();
+  char* out = static_cast<char*>(Scratch<0>(std::max<size_t>(1, *stride * a.rows * size)));
+  for (size_t row = 0; row < a.rows; ++row) {
+    char* to = out + row * *stride * size;
+    ops.convert(a, row, to);
+    std::memset(to + a.matrix.ins * size, 0, (*stride - a.matrix.ins) * size);
+  }
+  return out;
 }
 
 // Copies element (out, in) of a matrix whose rows are `stride` elements apart to its place, and zeros to the rest.
@@ -104,7 +95,7 @@ inline void Linear(const LinearArgs& a, Isa isa, int threads) {
   using namespace linear_detail;
   const LinearOps& ops = OpsOf(isa);
   size_t stride;
-  const void* x = Prepared(a, ops.pairs, &stride);
+  const void* x = Prepared(a, ops, &stride);
   const size_t panels = a.matrix.Panels();
   const size_t panel_bytes = a.matrix.PanelElements() * (a.matrix.type == FloatType::kBFloat16 ? 2 : 4);
   if (threads < 2 || panel_bytes * panels * a.rows < kThreadedBytes) {

@@ -139,4 +139,20 @@ static void RunPart(const LinearArgs& a, const void* x, size_t x_stride, const L
   }
 }
 
-static constexpr LinearOps kOps{Simd::kPairs, RunPart};
+static void ConvertRow(const LinearArgs& a, size_t row, void* to) {
+  const size_t count = a.matrix.ins;
+  const float* wide = static_cast<const float*>(a.x) + row * a.x_stride;
+  const BFloat16* narrow = static_cast<const BFloat16*>(a.x) + row * a.x_stride;
+  const bool from_wide = a.x_type == FloatType::kFloat32;
+  float* out = static_cast<float*>(to);
+  if (a.matrix.type == FloatType::kFloat32) {
+    for (size_t i = 0; i < count; ++i) out[i] = from_wide ? wide[i] : ToFloat(narrow[i]);
+  } else if (!Simd::kPairs) {
+    for (size_t i = 0; i < count; ++i) out[i] = ToFloat(from_wide ? ToBFloat16(wide[i]) : narrow[i]);
+  } else {
+    BFloat16* pairs = static_cast<BFloat16*>(to);
+    for (size_t i = 0; i < count; ++i) pairs[i] = from_wide ? ToBFloat16(wide[i]) : narrow[i];
+  }
+}
+
+static constexpr LinearOps kOps{Simd::kPairs, ConvertRow, RunPart};

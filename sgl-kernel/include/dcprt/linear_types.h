@@ -52,6 +52,8 @@ struct LinearPart {
 // What every instruction set offers. `x` is in the type and with the stride that the set wants, see `pairs`.
 struct LinearOps {
   bool pairs;  // whether bfloat16 x is read as it is; else both are widened and x is float32
+  // A row of x, rounded to the type of the matrix, in the type that the set wants.
+  void (*convert)(const LinearArgs& args, size_t row, void* to);
   void (*part)(const LinearArgs& args, const void* x, size_t x_stride, const LinearPart& part);
 };
 

@@ -61,8 +61,8 @@ class ThreadPool {
 
  private:
   static constexpr int kMost = 64;
-  // Some microseconds: the next product of a layer often comes within them.
-  static constexpr int kSpins = 400;
+  // Some ten microseconds: the next product of a layer often comes within them.
+  static constexpr int kSpins = 2000;
 
   static ThreadPool*& Slot() {
     static ThreadPool* pool = new ThreadPool();

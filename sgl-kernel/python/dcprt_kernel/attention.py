@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _context = _LIBRARY.attention_context
+_paged = _LIBRARY.attention_paged
 _new_tokens = _LIBRARY.attention_new_tokens
 _dense = _LIBRARY.attention_dense
 _exp = _LIBRARY.attention_exp
@@ -43,6 +44,24 @@ def context(
     int64.
     """
     _context(q, k_pool, v_pool, kv_head_of, rows, pages, scale, threads, out, lse)
+
+
+def paged(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    kv_head_of: Tensor,
+    rows: Tensor,
+    pages: Tensor,
+    scale: float,
+    threads: int,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    """Causal, over each row's context and its own tokens, all of them in its pages; as `context`, but the third column
+    of rows is the length of the context.
+    """
+    _paged(q, k_pool, v_pool, kv_head_of, rows, pages, scale, threads, out, lse)
 
 
 def new_tokens(

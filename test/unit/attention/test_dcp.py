@@ -100,7 +100,8 @@ class RankRun:
         rows, tokens, slots, start = [], [], [], 0
         for s, (begin, end) in zip(sequences, cuts, strict=True):
             local = self.layout.local_len(self.dcp_rank, begin)
-            pages = torch.from_numpy(s.pages[: self.layout.local_pages(local)])
+            stored = self.layout.local_len(self.dcp_rank, end)
+            pages = torch.from_numpy(s.pages[: self.layout.local_pages(stored)])
             lens = tuple(self.layout.local_len(r, begin) for r in range(self.layout.dcp))
             rows.append(RowSlice(start, start + end - begin, begin, local, pages, lens))
             new = np.arange(begin, end)

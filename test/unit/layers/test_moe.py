@@ -10,8 +10,9 @@ from torch import Tensor
 
 from dcprt.comm.protocol import Collective
 from dcprt.ids import Rank
-from dcprt.layers.mlp import GatedMLP
+from dcprt.layers.mlp import Expert
 from dcprt.layers.moe import Experts, MoE, Router
+from dcprt.layers.norm import Normed
 from dcprt.ops import Matrix
 from dcprt.parallel.grid import Grid, split_evenly
 from dcprt.spec import MoESpec
@@ -85,6 +86,16 @@ def by_definition(x: Tensor, weights: Weights, moe: MoESpec, shared: bool) -> Te
     return out
 
 
+class Given(Normed):
+    """What is normed already."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+
+    def value(self) -> Tensor:
+        return self._x
+
+
 def padded(rows: Tensor, length: int) -> Tensor:
     return torch.cat([rows, rows.new_zeros(length - len(rows), *rows.shape[1:])])
 
@@ -108,10 +119,10 @@ def moe_on_ranks(x: Tensor, weights: Weights, moe: MoESpec, ranks: int, ep: bool
         else:
             held_parts = [cut(a, b, rank) for a, b in zip(weights.gate_up, weights.down, strict=True)]
             first = 0
-        experts = Experts([Matrix(a) for a, _ in held_parts], [Matrix(b) for _, b in held_parts], first)
+        experts = Experts([Expert(Matrix(a), Matrix(b)) for a, b in held_parts], first)
         rows, cols = cut(weights.shared_gate_up, weights.shared_down, rank)
-        common = GatedMLP(Matrix(rows), Matrix(cols)) if shared else None
-        return MoE(Router(weights.gate, weights.bias, moe), experts, common, world)(x)
+        common = Expert(Matrix(rows), Matrix(cols)) if shared else None
+        return MoE(Router(weights.gate, weights.bias, moe), experts, common, world)(Given(x))
 
     return on_ranks(ranks, compute)
 
@@ -176,7 +187,8 @@ def test_all_tokens_to_one_expert() -> None:
 def test_bfloat16_is_summed_in_float32() -> None:
     moe, x = KINDS["softmax-normalized"], tokens_of(5).bfloat16()
     weights = Weights(moe)
-    experts = Experts(*([Matrix(x) for x in part.bfloat16()] for part in (weights.gate_up, weights.down)))
+    narrow = zip(weights.gate_up.bfloat16(), weights.down.bfloat16(), strict=True)
+    experts = Experts([Expert(Matrix(a), Matrix(b)) for a, b in narrow])
     router = Router(weights.gate, None, moe)
     out = experts(x, *router(x))
     assert out.dtype == torch.float32

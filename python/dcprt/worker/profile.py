@@ -1,0 +1,156 @@
+"""What of a worker's step is recorded, where `--profile-steps` asks for it; without it nothing here is used.
+
+The parts of a worker are replaced by ones that record and pass on, so that their own code knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar, cast
+
+from torch import Tensor
+
+from dcprt.attention.backend import AttentionBackend
+from dcprt.comm.groups import Groups
+from dcprt.comm.protocol import Collective
+from dcprt.kv.pool import KVPool, LayerKV
+from dcprt.messages import StepPlan, StepResult
+from dcprt.models.base import Model, StepInput
+from dcprt.trace import STEP, Recorder, clock
+from dcprt.weights.loader import Loader
+
+M = TypeVar("M")
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
+ATTENTION = MappingProxyType(
+    {
+        "context": "attention: context",
+        "new_tokens": "attention: new tokens",
+        "dense": "attention: gathered KV",
+        "paged": "attention: context and new tokens",
+    }
+)
+PRODUCTS = MappingProxyType(
+    {"__call__": "linear", "normed": "norm and linear", "gated": "norm and MLP", "rows": "embedding rows"}
+)
+
+
+class StepProfile:
+    """Records the steps of one worker.
+
+    A step is `prepare` (copies, rows, tensors), `forward` with its layers, `logits`, and `sample`, which is all that
+    comes after the last logits.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._begin = 0
+        self._scored: int | None = None
+
+    def groups(self, groups: Groups) -> Groups:
+        """The same groups, recorded."""
+        return Groups(self._collective(groups.world), self._collective(groups.dcp))
+
+    def backend(self, backend: AttentionBackend) -> AttentionBackend:
+        """The same passes, recorded."""
+        return self._recorder.traced(backend, ATTENTION)
+
+    def loader(self, load: Loader) -> Loader:
+        """One whose matrices record their products."""
+        return cast(Loader, _TracedLoader(load, self._recorder))
+
+    def model(self, model: Model) -> Model:
+        """The same model, recorded."""
+        return _TracedModel(model, self)
+
+    def pool(self, pool: KVPool) -> KVPool:
+        """One that records the time between its layers, as the forward pass goes through them."""
+        return cast(KVPool, _TracedPool(pool, self._recorder))
+
+    def loop(
+        self,
+        poll: Callable[..., list[StepPlan]],
+        execute: Callable[[StepPlan], StepResult],
+        send: Callable[[Sequence[object]], None],
+    ) -> tuple[
+        Callable[..., list[StepPlan]], Callable[[StepPlan], StepResult], Callable[[Sequence[object]], None]
+    ]:
+        """The calls of the worker's loop, recorded; what was before is forgotten."""
+        self._recorder.clear()
+
+        def recorded(plan: StepPlan) -> StepResult:
+            self._begin, self._scored = clock(), None
+            result = execute(plan)
+            end = clock()
+            if self._scored is not None:
+                self._recorder.add("sample", self._scored, end)
+            self._recorder.add(STEP, self._begin, end)
+            self._recorder.end_step(plan.number)
+            return result
+
+        return self._recorder.wrap("receive plan", poll), recorded, self._recorder.wrap("send result", send)
+
+    def forward(self, model: Model, step: StepInput, kv: KVPool) -> Tensor:
+        """`model.forward`; what came before it is `prepare`."""
+        begin = clock()
+        self._recorder.add("prepare", self._begin, begin)
+        hidden = model.forward(step, kv)
+        self._recorder.add("forward", begin, clock())
+        return hidden
+
+    def logits(self, model: Model, hidden: Tensor) -> Tensor:
+        """`model.logits`."""
+        begin = clock()
+        logits = model.logits(hidden)
+        self._scored = clock()
+        self._recorder.add("logits", begin, self._scored)
+        return logits
+
+    def _collective(self, group: Collective) -> Collective:
+        if group.size == 1:
+            return group
+        return self._recorder.traced(group, {name: f"{name} ({group.name})" for name in COLLECTIVES})
+
+
+class _TracedModel:
+    def __init__(self, model: Model, profile: StepProfile) -> None:
+        self.spec = model.spec
+        self._model = model
+        self._profile = profile
+
+    def forward(self, step: StepInput, kv: KVPool) -> Tensor:
+        return self._profile.forward(self._model, step, kv)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._profile.logits(self._model, hidden)
+
+
+class _TracedPool:
+    """Each layer's KV is asked for when the layer begins, and the next one's when it has ended."""
+
+    def __init__(self, pool: KVPool, recorder: Recorder) -> None:
+        self.descriptor = pool.descriptor
+        self.copy = recorder.wrap("copy pages", pool.copy)
+        self._names = [f"layer {i}" for i in range(len(pool.layers))]
+        self._pool = pool
+        self._recorder = recorder
+
+    @property
+    def layers(self) -> Iterator[LayerKV]:
+        for name, layer in zip(self._names, self._pool.layers, strict=True):
+            begin = clock()
+            yield layer
+            self._recorder.add(name, begin, clock())
+
+
+class _TracedLoader:
+    def __init__(self, load: Loader, recorder: Recorder) -> None:
+        self._load = load
+        self._recorder = recorder
+
+    def matrix(self, *args: Any, **kwargs: Any) -> Any:
+        return self._recorder.traced(self._load.matrix(*args, **kwargs), PRODUCTS)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._load, name)

@@ -1,0 +1,70 @@
+// What the bindings check, and how they see tensors.
+#pragma once
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+
+#include <stdexcept>
+
+#include "dcprt/isa.h"
+#include "dcprt/linear_types.h"
+
+namespace dcprt::binding {
+
+inline void Check(bool ok, const char* what) {
+  if (!ok) TVM_FFI_THROW(ValueError) << what;
+}
+
+template <class T = char>
+T* Data(const tvm::ffi::TensorView& x) {
+  return reinterpret_cast<T*>(static_cast<char*>(x.data_ptr()) + x.byte_offset());
+}
+
+inline size_t Size(const tvm::ffi::TensorView& x, int dim) { return static_cast<size_t>(x.size(dim)); }
+
+inline FloatType TypeOf(const tvm::ffi::TensorView& x) {
+  const DLDataType type = x.dtype();
+  if (x.device().device_type != kDLCPU) TVM_FFI_THROW(ValueError) << "tensors must be on the CPU.";
+  const bool is_float = type.code == kDLFloat && type.bits == 32;
+  if (type.lanes != 1 || !(is_float || type.code == kDLBfloat)) {
+    TVM_FFI_THROW(ValueError) << "kernels are for float32 and bfloat16.";
+  }
+  return is_float ? FloatType::kFloat32 : FloatType::kBFloat16;
+}
+
+inline void CheckDense(const tvm::ffi::TensorView& x, int dims, FloatType type, const char* name) {
+  if (x.ndim() != dims || !x.IsContiguous() || TypeOf(x) != type) {
+    TVM_FFI_THROW(ValueError) << name << " is not contiguous, of " << dims << " dimensions and of type "
+                              << (type == FloatType::kFloat32 ? "float32." : "bfloat16.");
+  }
+}
+
+inline const int64_t* Ints(const tvm::ffi::TensorView& x, const char* name) {
+  if (x.dtype().code != kDLInt || x.dtype().bits != 64 || !x.IsContiguous()) {
+    TVM_FFI_THROW(ValueError) << name << " are int64 and contiguous.";
+  }
+  return Data<int64_t>(x);
+}
+
+// `data` as a matrix with that many outputs and inputs.
+inline PackedMatrix MatrixOf(const tvm::ffi::TensorView& data, int64_t outs, int64_t ins) {
+  if (outs < 0 || ins < 0 || !data.IsContiguous()) TVM_FFI_THROW(ValueError) << "a packed matrix is contiguous.";
+  const PackedMatrix m{Data(data), TypeOf(data), static_cast<size_t>(outs), static_cast<size_t>(ins)};
+  if (static_cast<size_t>(data.numel()) != m.Panels() * m.PanelElements()) {
+    TVM_FFI_THROW(ValueError) << "a packed matrix has another size than " << outs << " outputs and " << ins
+                              << " inputs take.";
+  }
+  return m;
+}
+
+// Raises for a DCPRT_KERNEL_ISA that this processor cannot run.
+inline Isa ChosenIsa() {
+  try {
+    return CurrentIsa();
+  } catch (const std::invalid_argument& error) {
+    TVM_FFI_THROW(ValueError) << error.what();
+  }
+  __builtin_unreachable();
+}
+
+}  // namespace dcprt::binding

@@ -1,0 +1,80 @@
+// Bindings of the products behind a norm.
+#include "dcprt/fused.h"
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
+
+#include "checks.h"
+
+namespace {
+
+using namespace dcprt::binding;
+using dcprt::BFloat16;
+using dcprt::FloatType;
+using dcprt::NormArgs;
+using dcprt::PackedMatrix;
+using tvm::ffi::Optional;
+using tvm::ffi::TensorView;
+
+template <class T>
+NormArgs<T> NormOf(const TensorView& x, const Optional<TensorView>& add, const TensorView& weight, double eps) {
+  CheckDense(x, 2, FloatType::kFloat32, "x");
+  CheckDense(weight, 1, TypeOf(weight), "the norm's weight");
+  Check(weight.size(0) == x.size(1), "the norm's weight is not as long as a row.");
+  NormArgs<T> a{Data<float>(x), nullptr, Data<T>(weight), static_cast<float>(eps), Size(x, 0), Size(x, 1)};
+  if (add.has_value()) {
+    CheckDense(add.value(), 2, FloatType::kFloat32, "add");
+    Check(add.value().numel() == x.numel(), "x and add differ in shape.");
+    a.add = Data<float>(add.value());
+  }
+  return a;
+}
+
+template <class T>
+const T* BiasOf(const Optional<TensorView>& bias, const TensorView& weight, size_t outs) {
+  if (!bias.has_value()) return nullptr;
+  CheckDense(bias.value(), 1, TypeOf(weight), "bias");
+  Check(Size(bias.value(), 0) == outs, "bias is not [out].");
+  return Data<T>(bias.value());
+}
+
+// Calls `work` with a null pointer of the type of the weights.
+template <class Work>
+void ByWeights(const TensorView& norm, const TensorView& matrix, const Work& work) {
+  Check(TypeOf(norm) == TypeOf(matrix), "the norm and the matrix differ in type.");
+  if (TypeOf(norm) == FloatType::kFloat32) return work(static_cast<float*>(nullptr));
+  work(static_cast<BFloat16*>(nullptr));
+}
+
+void NormLinear(TensorView x, Optional<TensorView> add, TensorView norm, double eps, TensorView packed,
+                Optional<TensorView> bias, TensorView out, int64_t threads) {
+  ByWeights(norm, packed, [&](auto* of) {
+    using T = std::remove_pointer_t<decltype(of)>;
+    const NormArgs<T> a = NormOf<T>(x, add, norm, eps);
+    CheckDense(out, 2, TypeOf(norm), "out");
+    Check(out.size(0) == x.size(0), "out has not as many rows as x.");
+    const PackedMatrix m = MatrixOf(packed, out.size(1), x.size(1));
+    dcprt::NormLinear(a, m, BiasOf<T>(bias, packed, m.outs), Data<T>(out), ChosenIsa(), static_cast<int>(threads));
+  });
+}
+
+void NormGatedMlp(TensorView x, Optional<TensorView> add, TensorView norm, double eps, TensorView gate_up,
+                  Optional<TensorView> bias, TensorView down, int64_t width, TensorView out, int64_t threads) {
+  ByWeights(norm, gate_up, [&](auto* of) {
+    using T = std::remove_pointer_t<decltype(of)>;
+    const NormArgs<T> a = NormOf<T>(x, add, norm, eps);
+    CheckDense(out, 2, FloatType::kFloat32, "out");
+    Check(out.size(0) == x.size(0), "out has not as many rows as x.");
+    Check(TypeOf(down) == TypeOf(gate_up), "the matrices differ in type.");
+    const PackedMatrix first = MatrixOf(gate_up, 2 * width, x.size(1)), second = MatrixOf(down, out.size(1), width);
+    dcprt::NormGatedMlp(a, first, BiasOf<T>(bias, gate_up, first.outs), second, Data<float>(out), ChosenIsa(),
+                        static_cast<int>(threads));
+  });
+}
+
+}  // namespace
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(norm_linear, NormLinear);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(norm_gated_mlp, NormGatedMlp);

@@ -1,0 +1,86 @@
+// Bindings of merging and packing partial attention results, and of storing rows in pages.
+#include "dcprt/merge.h"
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+
+#include "checks.h"
+
+namespace {
+
+using namespace dcprt::binding;
+using dcprt::FloatType;
+using dcprt::PartialView;
+using tvm::ffi::TensorView;
+
+void CheckPartial(const TensorView& out, const TensorView& lse) {
+  CheckDense(out, 3, FloatType::kFloat32, "out");
+  CheckDense(lse, 2, FloatType::kFloat32, "lse");
+  Check(out.size(0) == lse.size(0) && out.size(1) == lse.size(1), "out and lse differ in shape.");
+}
+
+void Merge(TensorView out_a, TensorView lse_a, TensorView out_b, TensorView lse_b, TensorView out, TensorView lse,
+           int64_t threads) {
+  CheckPartial(out_a, lse_a), CheckPartial(out_b, lse_b), CheckPartial(out, lse);
+  Check(out_a.numel() == out.numel() && out_b.numel() == out.numel(), "the parts differ in shape.");
+  Check(lse_a.numel() == lse.numel() && lse_b.numel() == lse.numel(), "the parts differ in shape.");
+  const size_t dim = Size(out, 2);
+  const PartialView parts[] = {{Data<float>(out_a), dim, Data<float>(lse_a), 1},
+                               {Data<float>(out_b), dim, Data<float>(lse_b), 1}};
+  dcprt::MergePartials(parts, 2, static_cast<size_t>(lse.numel()), dim, Data<float>(out), Data<float>(lse), ChosenIsa(),
+                       static_cast<int>(threads));
+}
+
+// packed: [parts, tokens, heads, dim + 1]
+void MergePacked(TensorView packed, TensorView out, TensorView lse, int64_t threads) {
+  CheckPartial(out, lse);
+  CheckDense(packed, 4, FloatType::kFloat32, "packed");
+  Check(packed.size(1) == out.size(0) && packed.size(2) == out.size(1) && packed.size(3) == out.size(2) + 1,
+        "packed is not [parts, tokens, heads, dim + 1].");
+  Check(Size(packed, 0) <= dcprt::kMostParts, "there are too many parts.");
+  const size_t count = Size(packed, 0), items = static_cast<size_t>(lse.numel()), step = Size(packed, 3);
+  PartialView parts[dcprt::kMostParts];
+  for (size_t p = 0; p < count; ++p) {
+    const float* at = Data<float>(packed) + p * items * step;
+    parts[p] = {at, step, at + step - 1, step};
+  }
+  dcprt::MergePartials(parts, count, items, step - 1, Data<float>(out), Data<float>(lse), ChosenIsa(),
+                       static_cast<int>(threads));
+}
+
+// packed: [ranks, tokens, heads / ranks, dim + 1]
+void Pack(TensorView out, TensorView lse, TensorView packed) {
+  CheckPartial(out, lse);
+  CheckDense(packed, 4, FloatType::kFloat32, "packed");
+  Check(packed.size(1) == out.size(0) && packed.size(0) * packed.size(2) == out.size(1) &&
+            packed.size(3) == out.size(2) + 1,
+        "packed is not [ranks, tokens, heads / ranks, dim + 1].");
+  dcprt::PackPartial(Data<float>(out), Data<float>(lse), Size(out, 0), Size(packed, 0), Size(packed, 2), Size(out, 2),
+                     Data<float>(packed));
+}
+
+// pool: [pages, page size, heads, dim]; rows: [tokens, heads, dim], the elements of a head dense.
+void Store(TensorView rows, TensorView tokens, TensorView slots, TensorView pool) {
+  Check(rows.ndim() == 3 && pool.ndim() == 4 && pool.IsContiguous(), "rows are [tokens, heads, dim], pools of pages.");
+  Check(TypeOf(rows) == TypeOf(pool), "rows and pool differ in type.");
+  Check(rows.size(1) == pool.size(2) && rows.size(2) == pool.size(3), "rows and pool differ in shape.");
+  Check(rows.size(2) < 2 || rows.stride(2) == 1, "the elements of a head must be dense.");
+  Check(tokens.numel() == slots.numel(), "there is one slot for each token.");
+  const int64_t *from = Ints(tokens, "tokens"), *to = Ints(slots, "slots"), last = pool.size(0) * pool.size(1);
+  for (int64_t i = 0; i < tokens.numel(); ++i) {
+    Check(from[i] >= 0 && from[i] < rows.size(0), "a token lies outside of the rows.");
+    Check(to[i] >= 0 && to[i] < last, "a slot lies outside of the pool.");
+  }
+  const size_t size = TypeOf(rows) == FloatType::kFloat32 ? 4 : 2;
+  dcprt::StoreRows(Data(rows), static_cast<size_t>(rows.stride(0)) * size, Size(rows, 2) * size,
+                   static_cast<size_t>(rows.stride(1)) * size, Size(rows, 1), from, to,
+                   static_cast<size_t>(tokens.numel()), Data(pool));
+}
+
+}  // namespace
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge, Merge);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge_packed, MergePacked);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge_pack, Pack);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(kv_store, Store);

@@ -1,0 +1,76 @@
+// Partial attention results: merged, and packed for an exchange between ranks.
+//
+// The formula is that of softmax over a union of key sets, as in Flash-Decoding: each part weighs exp(lse - largest lse),
+// divided by the sum of the weights. What a part without weight holds is not looked at, since 0 * NaN is NaN.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "dcprt/elementwise.h"
+
+namespace dcprt {
+
+// Results of `items` (token, head) pairs: out of item i is [dim] at out + i * out_step, its lse at lse + i * lse_step.
+struct PartialView {
+  const float* out;
+  size_t out_step;
+  const float* lse;
+  size_t lse_step;
+};
+
+constexpr size_t kMostParts = 64;
+
+// out[items, dim] and lse[items], dense, from `count` parts in their order; 0 and -inf where all are empty.
+inline void MergePartials(const PartialView* parts, size_t count, size_t items, size_t dim, float* out, float* lse, Isa isa,
+                          int threads) {
+  elementwise_detail::With(isa, [&](auto loops) {
+    elementwise_detail::Rows(items, dim * count, threads, [&](size_t item) {
+      float top = -INFINITY, sum = 0, weights[kMostParts];
+      for (size_t p = 0; p < count; ++p) {
+        const float own = parts[p].lse[item * parts[p].lse_step];
+        if (!(own <= top)) top = own;  // a NaN is taken too, and stays
+      }
+      float* to = out + item * dim;
+      std::fill(to, to + dim, 0.0f);
+      lse[item] = top;
+      if (top == -INFINITY) return;
+      for (size_t p = 0; p < count; ++p) sum += weights[p] = std::exp(parts[p].lse[item * parts[p].lse_step] - top);
+      lse[item] = top + std::log(sum);
+      for (size_t p = 0; p < count; ++p) {
+        if (weights[p] == 0) continue;
+        loops.AddScaled(to, parts[p].out + item * parts[p].out_step, weights[p] / sum, dim);
+      }
+    });
+  });
+}
+
+// out [tokens, ranks, own, dim] and lse [tokens, ranks, own] to packed [ranks, tokens, own, dim + 1], lse last.
+inline void PackPartial(const float* out, const float* lse, size_t tokens, size_t ranks, size_t own, size_t dim,
+                        float* packed) {
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    for (size_t token = 0; token < tokens; ++token) {
+      for (size_t head = 0; head < own; ++head, packed += dim + 1) {
+        const size_t item = (token * ranks + rank) * own + head;
+        std::memcpy(packed, out + item * dim, dim * sizeof(float));
+        packed[dim] = lse[item];
+      }
+    }
+  }
+}
+
+// Rows `tokens` of new[., row] to rows `slots` of pool[., row]; `bytes` of a row are copied, and new's rows are
+// `new_step` bytes apart, in pieces of `piece` bytes that are `piece_step` apart.
+inline void StoreRows(const char* from, size_t new_step, size_t piece, size_t piece_step, size_t pieces,
+                      const int64_t* tokens, const int64_t* slots, size_t count, char* pool) {
+  for (size_t i = 0; i < count; ++i) {
+    const char* row = from + static_cast<size_t>(tokens[i]) * new_step;
+    char* to = pool + static_cast<size_t>(slots[i]) * piece * pieces;
+    for (size_t p = 0; p < pieces; ++p) std::memcpy(to + p * piece, row + p * piece_step, piece);
+  }
+}
+
+}  // namespace dcprt
