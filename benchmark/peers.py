@@ -11,9 +11,10 @@ bfloat16, decoding is greedy and goes on after end tokens, no KV is reused betwe
     c  prefill: prompt tokens a second until the first new token
     d  like a, after a long prompt
 
-Each figure is the median of the repeats that nothing disturbed, every one with other token ids; a * says that other
-processes disturbed them all. `start` is from the start of the process to its first new token, on a warm disk; `memory`
-is the peak of all processes of a system together (PSS). Leave the machine alone while this runs.
+All systems take their turn in each round, since a shared machine changes its speed; every round has its own token ids.
+A figure is the median of the rounds that nothing disturbed: in which other processes used less than a tenth of a core
+while it was timed. A * says that there was none. `start` is from the start of the process to its first new token, on a
+warm disk; `peak memory` is that of all processes of a system together (PSS). Leave the machine alone while this runs.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +65,20 @@ class Figure:
     def calm(self) -> bool:
         return self.others <= MOST_OTHERS
 
+    def __str__(self) -> str:
+        return f"{self.value:.1f} (others used {self.others:.2f} cores)"
+
 
 @dataclass
 class Outcome:
     """What was found about one system."""
 
     rates: dict[str, list[Figure]] = field(default_factory=dict)
-    tokens: dict[str, list[int]] = field(default_factory=dict)
+    tokens: dict[str, list[list[int]]] = field(default_factory=dict)
     start_s: list[Figure] = field(default_factory=list)
     peak_mib: float | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    read_gb_s: float | None = None
+    machine: list[dict[str, float]] = field(default_factory=list)
     error: str | None = None
 
     @property
@@ -98,12 +103,11 @@ def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     out.add_argument("--only", type=_names(TITLES), default=list(TITLES), help="systems, with commas between them")
     out.add_argument("--workloads", type=_names(WORKLOADS), default=list(WORKLOADS), help="like a,d; default all")
-    out.add_argument("--repeats", type=int, default=3, help="of each workload")
-    out.add_argument("--starts", type=int, default=2, help="times each system is started to time it; 0 leaves it out")
+    out.add_argument("--repeats", type=int, default=3, help="rounds, in each of which all systems take their turn")
     out.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="and cores, for each system")
     out.add_argument("--venvs", type=Path, default=_cache(), help="where environments and converted models are kept")
     out.add_argument("--pip-args", type=shlex.split, default=[], help="for every pip install of a peer")
-    out.add_argument("--timeout", type=float, default=1800, help="seconds that one system may take")
+    out.add_argument("--timeout", type=float, default=1800, help="seconds that one system may take in a round")
     out.add_argument("--json", type=Path, help="default: benchmark/results/peers-<date>.json")
     return out
 
@@ -191,67 +195,59 @@ def events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 
 
 def measure(name: str, python: Path, job: Job, options: argparse.Namespace, outcome: Outcome) -> None:
-    """Run all workloads in one process."""
+    """One round of a system, in a process of its own."""
+    begin = time.monotonic()
     with running(name, python, job, options) as process:
         watch, others = Watch(process.pid), 0.0
         for event in events(process):
-            if event["event"] == "loaded":
+            if event["event"] == "first_token":
+                outcome.start_s.append(Figure(time.monotonic() - begin, watch.end()))
                 outcome.versions = event["versions"]
+                say(f"  {name} starts in {outcome.start_s[-1]}")
             elif event["event"] == "begin":
                 watch.begin()
             elif event["event"] == "end":
                 others = watch.end()
             elif event["event"] == "rate":
-                outcome.rates.setdefault(event["workload"], []).append(Figure(event["rate"], others))
-                outcome.tokens.setdefault(event["workload"], event["tokens"])
-                say(f"{name} {event['workload']} {event['rate']:.1f} tok/s, others used {others:.2f} cores")
+                figure = Figure(event["rate"], others)
+                outcome.rates.setdefault(event["workload"], []).append(figure)
+                outcome.tokens.setdefault(event["workload"], []).append(event["tokens"])
+                say(f"  {name} {event['workload']} {figure}")
         watch.stop()
-    outcome.peak_mib = watch.peak_mib
+    outcome.peak_mib = max(outcome.peak_mib or 0.0, watch.peak_mib)
 
 
-def time_start(name: str, python: Path, job: Job, options: argparse.Namespace, outcome: Outcome) -> None:
-    begin = time.monotonic()
-    with running(name, python, job, options) as process:
-        watch = Watch(process.pid)
-        watch.begin()
-        for event in events(process):
-            if event["event"] == "first_token":
-                outcome.start_s.append(Figure(time.monotonic() - begin, watch.end()))
-                say(f"{name} start {outcome.start_s[-1].value:.1f} s")
-        watch.stop()
-
-
-def examine(name: str, options: argparse.Namespace) -> Outcome:
-    """Everything about one system; what goes wrong becomes part of the outcome."""
-    outcome = Outcome()
-    model = str(options.venvs / "models" / MODELS[name])
+def examine(name: str, round_: int, options: argparse.Namespace, outcome: Outcome) -> None:
+    """One round of a system; what goes wrong becomes part of the outcome."""
     try:
         python = Path(sys.executable) if name == "dcprt" else ensure(name, options.venvs, options.pip_args, say)
-        outcome.read_gb_s = read_bandwidth(options.threads)
-        work = Job(model, options.threads, start=False, workloads=options.workloads, repeats=options.repeats)
-        measure(name, python, work, options, outcome)
-        for _ in range(options.starts):
-            time_start(name, python, Job(model, options.threads, start=True), options, outcome)
+        outcome.machine.append(machine(options.threads))
+        job = Job(str(options.venvs / "models" / MODELS[name]), options.threads, options.workloads, round_)
+        measure(name, python, job, options, outcome)
     except NotInstalled as error:
         outcome.error = f"not installed: {error}"
     except Failed as error:
         outcome.error = str(error)
-    return outcome
 
 
-def read_bandwidth(threads: int) -> float:
-    command = [sys.executable, str(HERE / "systems" / "bandwidth.py"), str(threads)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def machine(threads: int) -> dict[str, float]:
+    command = [sys.executable, str(HERE / "systems" / "machine.py"), str(threads)]
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
 
 
-def alike(found: list[int], reference: list[int]) -> int:
-    """Number of first tokens that are the same."""
-    pairs = zip(found, reference, strict=False)
-    return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(found), len(reference)))
+def alike(found: list[list[int]], reference: list[list[int]]) -> int:
+    """Number of first tokens that are the same, over all rounds."""
+    pairs = (zip(*pair, strict=False) for pair in zip(found, reference, strict=False))
+    return sum(sum(1 for _ in takewhile(lambda both: both[0] == both[1], pair)) for pair in pairs)
 
 
 def cell(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def typical(machine: list[dict[str, float]], what: str) -> float | None:
+    return statistics.median(found[what] for found in machine) if machine else None
 
 
 def shown(figures: list[Figure]) -> str:
@@ -277,11 +273,11 @@ def table(outcomes: dict[str, Outcome], workloads: list[str]) -> list[list[str]]
     add("peak memory", "MiB", (cell(o.peak_mib, 0) for o in every), below(own.peak_mib, MOST_MIB))
     for key in workloads:
         if reference := own.tokens.get(key):
-            counts = [str(alike(o.tokens[key], reference)) if key in o.tokens else "-" for o in every]
-            add(f"{key}  first tokens as dcprt's", f"of {len(reference)}", counts)
-    add("machine: reading memory, before each", "GB/s", (cell(o.read_gb_s) for o in every))
-    disturbed = (f"{sum(not f.calm for f in o.figures)} of {len(o.figures)}" for o in every)
-    add(f"machine: others used over {MOST_OTHERS:g} cores", "timings", disturbed)
+            counts = [str(alike(o.tokens.get(key, []), reference)) for o in every]
+            add(f"{key}  first tokens as dcprt's", f"of {sum(map(len, reference))}", counts)
+    for what, unit in (("read_gb_s", "GB/s"), ("bf16_gflops", "GFLOP/s")):
+        add("machine, before each", unit, (cell(typical(o.machine, what), 0) for o in every))
+    add("disturbed", "timings", (f"{sum(not f.calm for f in o.figures)} of {len(o.figures)}" for o in every))
     return rows
 
 
@@ -331,11 +327,14 @@ def main() -> None:
     options.venvs = options.venvs.expanduser().resolve()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     subprocess.run([sys.executable, str(HERE / "systems" / "convert.py"), str(options.venvs / "models")], check=True)
-    outcomes: dict[str, Outcome] = {}
+    outcomes = {name: Outcome() for name in options.only}
     loads = [os.getloadavg()[0]]
-    for name in options.only:
-        outcomes[name] = examine(name, options)
-        loads.append(os.getloadavg()[0])
+    for number in range(options.repeats):
+        say(f"round {number + 1} of {options.repeats}")
+        for name in options.only:
+            if outcomes[name].error is None:
+                examine(name, number, options, outcomes[name])
+                loads.append(os.getloadavg()[0])
     print(show(table(outcomes, options.workloads)))
     print(f"\n{processor()}, {options.threads} threads; load average {min(loads):.1f} to {max(loads):.1f}")
     for name, outcome in outcomes.items():

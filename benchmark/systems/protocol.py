@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 VOCABULARY = range(1000, 49000)
@@ -38,7 +38,7 @@ class Workload:
 
 WORKLOADS = {
     "a": Workload("a", "decode, 128 prompt + 128 new", 1, 128, 128, 128, 16),
-    "b": Workload("b", "offline, 32 x (256 + 128)", 32, 256, 128, 256, 8),
+    "b": Workload("b", "offline, 32 x (256 + 128)", 32, 256, 128, 64, 8),
     "c": Workload("c", "prefill of 4096", 1, 4096, 1, 4096, 1),
     "d": Workload("d", "decode after 7000", 1, 7000, 64, 1024, 16),
 }
@@ -48,13 +48,12 @@ LONGEST = max(w.prompt + w.new for w in WORKLOADS.values())
 
 @dataclass(frozen=True)
 class Job:
-    """What an adapter is asked to do: `start` ends after the first token, `measure` runs the workloads."""
+    """What an adapter is asked to do: one round of these workloads. Each round has token ids of its own."""
 
     model: str
     threads: int
-    start: bool
-    workloads: list[str] = field(default_factory=list)
-    repeats: int = 1
+    workloads: list[str]
+    round: int
 
 
 @dataclass(frozen=True)
@@ -100,33 +99,24 @@ def run(open_system: Callable[[Job], System]) -> None:
 
     job = Job(**json.loads(sys.stdin.readline()))
     system = open_system(job)
-    if job.start:
-        system.stream(prompts(WORKLOADS["a"], 0)[0], 1)
-        emit("first_token")
-    else:
-        emit("loaded", versions=system.versions())
-        for name in job.workloads:
-            _measure(system, WORKLOADS[name], job.repeats, emit)
-    system.close()
-    emit("done")
-
-
-def prompts(workload: Workload, number: int, *, warm: bool = False) -> list[list[int]]:
-    """The same token ids in every system; different ones in each repeat, so that nothing can be reused."""
-    chosen = random.Random(f"{workload.name} {number} {warm}")
-    length = workload.warm_prompt if warm else workload.prompt
-    phrases = [chosen.choices(VOCABULARY, k=PHRASE) for _ in range(workload.requests)]
-    return [(phrase * (length // PHRASE + 1))[:length] for phrase in phrases]
-
-
-def _measure(system: System, workload: Workload, repeats: int, emit: Emit) -> None:
-    _once(system, workload, prompts(workload, 0, warm=True), workload.warm_new)
-    for number in range(repeats):
-        texts = prompts(workload, number)
+    system.stream(prompts(WORKLOADS["a"], job.round, warm=True)[0], 1)
+    emit("first_token", versions=system.versions())
+    for workload in map(WORKLOADS.__getitem__, job.workloads):
+        _once(system, workload, prompts(workload, job.round, warm=True), workload.warm_new)
+        texts = prompts(workload, job.round)
         emit("begin")
         rate, tokens = _once(system, workload, texts, workload.new)
         emit("end")
         emit("rate", workload=workload.name, rate=rate, tokens=tokens)
+    system.close()
+
+
+def prompts(workload: Workload, number: int, *, warm: bool = False) -> list[list[int]]:
+    """The same token ids in every system; others for warming up, so that nothing can be reused."""
+    chosen = random.Random(f"{workload.name} {number} {warm}")
+    length = workload.warm_prompt if warm else workload.prompt
+    phrases = [chosen.choices(VOCABULARY, k=PHRASE) for _ in range(workload.requests)]
+    return [(phrase * (length // PHRASE + 1))[:length] for phrase in phrases]
 
 
 def _once(system: System, workload: Workload, texts: list[list[int]], new: int) -> tuple[float, list[int]]:

@@ -10,6 +10,12 @@ import vllm
 from protocol import LONGEST, Job, Streamed, run
 from vllm import LLM, SamplingParams, TokensPrompt
 
+STEP_TOKENS = 8192
+"""Most tokens of one step: each prompt is computed whole, and the 32 of workload b together."""
+
+KV_BYTES = 1 << 29
+"""22,000 tokens; the workloads need 12,288. vLLM takes all of it at once."""
+
 
 class Vllm:
     """Whole prompts in one step, and no reuse of KV."""
@@ -22,8 +28,8 @@ class Vllm:
             enable_prefix_caching=False,
             max_model_len=LONGEST + 8,
             max_num_seqs=32,
-            max_num_batched_tokens=int(os.environ.get("MNBT", "8192")),
-            kv_cache_memory_bytes=1 << 29,
+            max_num_batched_tokens=STEP_TOKENS,
+            kv_cache_memory_bytes=KV_BYTES,
             disable_log_stats=True,
         )
 

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 EAGER_S, CALM_S = 0.1, 1.0
-"""Seconds between two looks: outside of what is timed, and inside, where looking costs the measured one time."""
+"""Seconds between two looks: outside of what is timed, and inside, where looking costs the measured one time.
+A process is timed from its start on."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -22,7 +23,7 @@ class Watch:
 
     def __init__(self, root: int) -> None:
         self.peak_mib = 0.0
-        self._timed = False
+        self._timed = True
         self._members = {root}
         self._ticks: dict[int, int] = {}
         self._lock = threading.Lock()
