@@ -25,8 +25,8 @@ constexpr double kWorthThreads = 1e6;
 constexpr int64_t kTasksPerThread = 3;
 constexpr int64_t kLeastKeys = 256;  // keys of a part
 
-// Queries [first, first + count) of a row and key head over `keys` keys, in pieces of `size` keys; the results of more
-// than one piece begin at `part`.
+// Queries [first, first + count) of a row and key head over `keys` keys, in pieces of `size` keys; where there is more
+// than one piece, their results, `count` each, begin at place `part` of the partial ones.
 struct QueryBlock {
   const AttentionRow* row;
   int64_t head, first, count, keys, size, part;
@@ -54,7 +54,7 @@ inline std::vector<QueryBlock> BlocksOf(const AttentionCall& call) {
   return blocks;
 }
 
-// Decides the pieces of each block; returns how many partial results there will be.
+// Decides the pieces of each block; returns how many partial results there will be, one for each query of a piece.
 inline int64_t CutKeys(std::vector<QueryBlock>& blocks, int64_t threads) {
   double total = 0;
   for (const QueryBlock& block : blocks) total += block.Work();
@@ -65,7 +65,7 @@ inline int64_t CutKeys(std::vector<QueryBlock>& blocks, int64_t threads) {
     block.size = std::min(block.keys, std::max((block.keys + pieces - 1) / pieces, kLeastKeys));
     if (block.Pieces() == 1) continue;
     block.part = parts;
-    parts += block.Pieces();
+    parts += block.Pieces() * block.count;
   }
   return parts;
 }
@@ -76,24 +76,24 @@ inline std::vector<AttentionTask> TasksOf(const std::vector<QueryBlock>& blocks)
   for (const QueryBlock& b : blocks) {
     for (int64_t i = 0; i < b.Pieces(); ++i) {
       const int64_t begin = i * b.size, end = std::min(begin + b.size, b.keys);
-      tasks.push_back({b.row, b.head, b.first, b.count, begin, end, b.part < 0 ? -1 : b.part + i});
+      tasks.push_back({b.row, b.head, b.first, b.count, begin, end, b.part < 0 ? -1 : b.part + i * b.count});
     }
   }
   return tasks;
 }
 
-// Merges the parts of one query: weights relative to the largest lse, divided by their sum.
-inline void MergeParts(const AttentionParts& parts, int64_t first, int64_t pieces, int64_t query, int64_t dim,
-                       float* out, float* lse) {
-  const auto lse_of = [&](int64_t i) { return parts.lse[(first + i) * kMaxQueries + query]; };
+// Merges the results of `pieces` pieces, `step` places apart from `first` on: weights relative to the largest lse, divided
+// by their sum.
+inline void MergeParts(const AttentionParts& parts, int64_t first, int64_t step, int64_t pieces, int64_t dim, float* out,
+                       float* lse) {
   float top = -INFINITY, sum = 0;
-  for (int64_t i = 0; i < pieces; ++i) top = std::max(top, lse_of(i));
-  for (int64_t i = 0; i < pieces; ++i) sum += std::exp(lse_of(i) - top);
+  for (int64_t i = 0; i < pieces; ++i) top = std::max(top, parts.lse[first + i * step]);
+  for (int64_t i = 0; i < pieces; ++i) sum += std::exp(parts.lse[first + i * step] - top);
   std::fill(out, out + dim, 0.0f);
   for (int64_t i = 0; i < pieces; ++i) {
-    const float share = std::exp(lse_of(i) - top) / sum;
+    const float share = std::exp(parts.lse[first + i * step] - top) / sum;
     if (share == 0) continue;
-    const float* part = parts.out + ((first + i) * kMaxQueries + query) * dim;
+    const float* part = parts.out + (first + i * step) * dim;
     for (int64_t d = 0; d < dim; ++d) out[d] += share * part[d];
   }
   *lse = top + std::log(sum);
@@ -105,7 +105,7 @@ inline void MergeBlock(const AttentionCall& call, const QueryBlock& block, const
     const int64_t index = block.first + i;
     const int64_t place = (block.row->start + index / group) * call.query_heads + call.heads[begin + index % group];
     float* out = call.out + place * call.value_dim;
-    MergeParts(parts, block.part, block.Pieces(), i, call.value_dim, out, call.lse + place);
+    MergeParts(parts, block.part + i, block.count, block.Pieces(), call.value_dim, out, call.lse + place);
   }
 }
 
@@ -148,8 +148,8 @@ inline void Attention(const AttentionCall& call, Isa isa, int64_t threads) {
   if (work * static_cast<double>(call.key_dim + call.value_dim) < kWorthThreads) threads = 1;
   const int64_t count = threads > 1 ? CutKeys(blocks, threads) : 0;
   const std::vector<AttentionTask> tasks = TasksOf(blocks);
-  const std::unique_ptr<float[]> memory(new float[static_cast<size_t>(count * kMaxQueries * (call.value_dim + 1))]);
-  const AttentionParts parts{memory.get(), memory.get() + count * kMaxQueries * call.value_dim};
+  const std::unique_ptr<float[]> memory(new float[static_cast<size_t>(count * (call.value_dim + 1))]);
+  const AttentionParts parts{memory.get(), memory.get() + count * call.value_dim};
   const int64_t bytes = AttentionScratch::Bytes(call.key_dim, call.value_dim);
   const auto run = [&](uint32_t i) {
     ops.task(call, tasks[i], parts, AttentionScratch(ThreadMemory(bytes), call.key_dim, call.value_dim));

@@ -117,8 +117,8 @@ static void StoreResults(const AttentionCall& call, const AttentionTask& task, c
       lse = call.lse + place.token * call.query_heads + place.head;
       out = call.out + (place.token * call.query_heads + place.head) * dim;
     } else {
-      lse = parts.lse + task.part * kMaxQueries + i;
-      out = parts.out + (task.part * kMaxQueries + i) * dim;
+      lse = parts.lse + task.part + i;
+      out = parts.out + (task.part + i) * dim;
     }
     const float* acc = scratch.acc + i * Padded(dim);
     const float factor = scratch.sum[i] == 0 ? 0 : 1.0f / scratch.sum[i];

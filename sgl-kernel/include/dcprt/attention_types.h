@@ -98,7 +98,7 @@ struct AttentionScratch {
   }
 };
 
-// Where partial results go: out [parts, kMaxQueries, value_dim], lse [parts, kMaxQueries].
+// Where partial results go: out [places, value_dim], lse [places].
 struct AttentionParts {
   float *out, *lse;
 };
