@@ -158,13 +158,17 @@ class TokensOut(Message, frozen=True):
 
 
 class TextLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """A token as text and raw bytes, its log probability (None for a first prompt token), the best at its place."""
+    """A token as text and raw bytes, its log probability (None for a first prompt token), the best at its place.
+
+    The first `hidden` of its bytes are left out of the request's text: all of a skipped special token.
+    """
 
     token: int
     text: str
     raw: bytes
     logprob: float | None
     top: list[TextLogprob] = []
+    hidden: int = 0
 
 
 class TextOut(Message, frozen=True):

@@ -207,6 +207,14 @@ class TestLogprobs:
         expected = [i // per_character for i in range(len(EMOJI) * per_character)]
         assert starts[: len(expected)] == expected
 
+    def test_offsets_where_special_tokens_are_left_out(self, client: openai.OpenAI, codec: TextCodec) -> None:
+        prompt = codec.encode(f"<|im_start|>user\n{STORY}<|im_end|>\n")
+        choice = complete(client, prompt, echo=True, logprobs=0).choices[0]
+        assert choice.text.startswith(f"user\n{STORY}\n")
+        found = choice.logprobs
+        for token, offset in zip(found.tokens, found.text_offset, strict=True):
+            assert token.startswith("<|im_") or choice.text[offset : offset + len(token)] == token
+
     def test_of_a_one_token_prompt(self, client: openai.OpenAI) -> None:
         found = complete(client, [500], echo=True, max_tokens=0, logprobs=1).choices[0].logprobs
         assert found.token_logprobs == found.top_logprobs == [None]

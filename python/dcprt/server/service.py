@@ -33,11 +33,6 @@ class Choice:
         """Nothing yet."""
         return cls(Usage(prompt_tokens=stream.prompt_len, completion_tokens=0, cached_tokens=0))
 
-    @property
-    def scored(self) -> list[TextLogprob]:
-        """The tokens with log probabilities so far."""
-        return [*self.prompt_logprobs, *self.logprobs]
-
     def add(self, item: TextOut) -> None:
         self.text += item.text
         self.token_ids += item.token_ids

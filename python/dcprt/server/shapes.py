@@ -49,34 +49,48 @@ class CompletionShape:
     def whole(self, choice: Choice) -> dict[str, Any]:
         return {
             "text": choice.prompt_text + choice.text,
-            "logprobs": self._columns(choice.scored),
+            "logprobs": self._columns(choice.prompt_logprobs, choice.logprobs, len(choice.prompt_text)),
             "finish_reason": reason(choice.finish),
         }
 
     def piece(self, item: TextOut, so_far: Choice) -> dict[str, Any]:
-        entries = [*item.prompt_logprobs, *item.logprobs]
+        echoed = len(so_far.prompt_text) + len(item.prompt_text)
         return {
             "text": item.prompt_text + item.text,
-            "logprobs": self._columns(entries, so_far.scored),
+            "logprobs": self._columns(item.prompt_logprobs, item.logprobs, echoed, so_far.logprobs),
             "finish_reason": reason(item.finish),
         }
 
-    def _columns(self, entries: Sequence[TextLogprob], before: Sequence[TextLogprob] = ()) -> dict[str, Any] | None:
-        """OpenAI's legacy lists. A token begins in the text behind the characters that are whole before it."""
+    def _columns(
+        self,
+        prompt: Sequence[TextLogprob],
+        output: Sequence[TextLogprob],
+        echoed: int,
+        before: Sequence[TextLogprob] = (),
+    ) -> dict[str, Any] | None:
+        """OpenAI's legacy lists. Offsets count characters of the text that is returned, of which `echoed` are the
+        prompt's; `before` came before `output`.
+        """
         if not self._logprobs:
             return None
-        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        offset = len(utf8.decode(b"".join(entry.raw for entry in before)))
-        offsets = []
-        for entry in entries:
-            offsets.append(offset)
-            offset += len(utf8.decode(entry.raw))
+        entries = [*prompt, *output]
         return {
             "tokens": [entry.text for entry in entries],
             "token_logprobs": [entry.logprob for entry in entries],
             "top_logprobs": [_by_text(entry) for entry in entries],
-            "text_offset": offsets,
+            "text_offset": [*_offsets(prompt, 0), *_offsets(output, echoed, before)],
         }
+
+
+def _offsets(entries: Sequence[TextLogprob], offset: int, before: Sequence[TextLogprob] = ()) -> list[int]:
+    """Where each token begins: behind the characters that are whole before it. `before` begin at `offset`."""
+    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+    offset += len(utf8.decode(b"".join(entry.raw[entry.hidden :] for entry in before)))
+    found = []
+    for entry in entries:
+        found.append(offset)
+        offset += len(utf8.decode(entry.raw[entry.hidden :]))
+    return found
 
 
 def _by_text(entry: TextLogprob) -> dict[str, float | None] | None:

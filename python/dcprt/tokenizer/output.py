@@ -15,17 +15,26 @@ class OutputText:
     """What is known of a request's text. Without a codec there is none, only tokens.
 
     `prompt` are the prompt's tokens, kept only where the client wants them back as text or with log probabilities;
-    `echo` is the text to be given back with the first output.
+    `echo` is the text to be given back with the first output, and `written` whether the client wrote it, special
+    tokens included.
     """
 
     def __init__(
-        self, codec: TextCodec | None, params: SamplingParams, prompt: Sequence[int] = (), echo: str = ""
+        self,
+        codec: TextCodec | None,
+        params: SamplingParams,
+        prompt: Sequence[int] = (),
+        echo: str = "",
+        *,
+        written: bool = False,
     ) -> None:
         self._codec = codec
         self._params = params
         self._prompt = prompt
         self._echo = echo
+        self._written = written
         self._detokenizer = Detokenizer(codec, params.skip_special_tokens) if codec else None
+        self._left_out = LeftOut(codec, params.skip_special_tokens) if codec else None
         self._stops = StopMatcher(params.stop)
         self._count = 0
 
@@ -56,6 +65,7 @@ class OutputText:
             finish = Finish(reason="stop", matched=self._stops.matched)
             unused = len(message.token_ids) - used
             usage = usage.without_output(unused)
+        prompt_logprobs = self._prompt_logprobs(message)
         echo, self._echo = self._echo, ""
         return TextOut(
             rid=message.rid,
@@ -63,8 +73,8 @@ class OutputText:
             token_ids=message.token_ids[:used],
             usage=usage,
             finish=finish,
-            logprobs=[self._named(entry) for entry in message.logprobs[:used]],
-            prompt_logprobs=self._prompt_logprobs(message),
+            logprobs=[self._named(entry, self._left_out) for entry in message.logprobs[:used]],
+            prompt_logprobs=prompt_logprobs,
             prompt_text=echo,
         )
 
@@ -72,14 +82,63 @@ class OutputText:
         """One entry a prompt token; nothing comes before the first, so it has no log probability."""
         if self._params.prompt_logprobs is None or not self._prompt:
             return []
-        first = self._token(self._prompt[0], None)
+        left_out: LeftOut | None = None
+        if self._codec is not None:
+            skip = self._params.skip_special_tokens
+            left_out = LeftOutOfWritten(self._codec, self._echo) if self._written else LeftOut(self._codec, skip)
+        first = self._token(self._prompt[0], None, hidden=left_out.hidden(self._prompt[0]) if left_out else 0)
         self._prompt = ()
-        return [first, *(self._named(entry) for entry in message.prompt_logprobs)]
+        return [first, *(self._named(entry, left_out) for entry in message.prompt_logprobs)]
 
-    def _named(self, entry: TokenLogprobs) -> TextLogprob:
+    def _named(self, entry: TokenLogprobs, left_out: LeftOut | None) -> TextLogprob:
         top = [self._token(token, logprob) for token, logprob in entry.top]
-        return self._token(entry.token, entry.logprob, top)
+        return self._token(entry.token, entry.logprob, top, left_out.hidden(entry.token) if left_out else 0)
 
-    def _token(self, token: int, logprob: float | None, top: Sequence[TextLogprob] = ()) -> TextLogprob:
+    def _token(
+        self, token: int, logprob: float | None, top: Sequence[TextLogprob] = (), hidden: int = 0
+    ) -> TextLogprob:
         raw = self._codec.token_bytes(token) if self._codec else b""
-        return TextLogprob(token, raw.decode("utf-8", "replace"), raw, logprob, list(top))
+        return TextLogprob(token, raw.decode("utf-8", "replace"), raw, logprob, list(top), hidden)
+
+
+class LeftOut:
+    """How many bytes of each token in turn, from its first on, a `Detokenizer` leaves out of the text."""
+
+    def __init__(self, codec: TextCodec, skip_special_tokens: bool) -> None:
+        self._codec = codec
+        self._skip = codec.special_ids if skip_special_tokens else frozenset()
+        self._strip = codec.strips_first_space
+
+    def hidden(self, token: int) -> int:
+        """Of the next token."""
+        raw = self._codec.token_bytes(token)
+        if token in self._skip:
+            return len(raw)
+        if raw and self._strip:
+            self._strip = False
+            return int(raw.startswith(b" "))
+        return 0
+
+
+class LeftOutOfWritten(LeftOut):
+    """The same for the tokens of a text that is given back as it was written.
+
+    Special tokens in it are part of it; those that the tokenizer put around it are not, nor is a space that it put
+    before it.
+    """
+
+    def __init__(self, codec: TextCodec, text: str) -> None:
+        super().__init__(codec, True)
+        self._text = text.encode("utf-8", "replace")
+        self._at = 0
+
+    def hidden(self, token: int) -> int:
+        raw = self._codec.token_bytes(token)
+        hidden = 0
+        if not self._text.startswith(raw, self._at):
+            if self._at == 0 and raw.startswith(b" ") and self._text.startswith(raw[1:]):
+                hidden = 1
+            elif token in self._skip:
+                hidden = len(raw)
+        self._at += len(raw) - hidden
+        return hidden

@@ -101,7 +101,8 @@ class TokenizerProcess:
         if request.echo or request.sampling.prompt_logprobs is not None:
             prompt = unpack_tokens(result)
         echo = self._echo(request, prompt) if request.echo else ""
-        self._live[request.rid] = OutputText(self._codec, request.sampling, prompt, echo)
+        written = request.echo and request.prompt is not None
+        self._live[request.rid] = OutputText(self._codec, request.sampling, prompt, echo, written=written)
         message = TokenRequest(
             rid=request.rid,
             token_ids=result,
