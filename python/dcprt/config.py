@@ -168,6 +168,9 @@ class ServerConfig:
     port: int = option(30000, "port to listen on; 0 takes a free one")
     api_key: str | None = option(None, "bearer token that guards everything but /health")
     log_level: str = option("info", "least severe line that is logged", choices=("debug", "info", "warning", "error"))
+    profile_steps: str | None = option(
+        None, "file that gets, at the end, where the time of the last 256 steps went: a Chrome trace of all ranks"
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

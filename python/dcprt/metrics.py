@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
 
 FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -23,9 +23,10 @@ class Described:
 
 
 class Metrics:
-    """Prometheus metrics of one scheduler, in a registry of their own."""
+    """Prometheus metrics of one scheduler, in a registry of their own; without the library's `_created` series."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self._registry = CollectorRegistry()
         self.running = Gauge("dcprt_requests_running", "Requests being computed", registry=registry)
         self.waiting = Gauge("dcprt_requests_waiting", "Requests in the queue", registry=registry)

@@ -23,7 +23,11 @@ class Line:
 
 
 TABLE = [
-    Line("words", ("errors", "env", "ids", "config", "messages", "metrics", "params", "spec", "wire"), torch=False),
+    Line(
+        "words",
+        ("errors", "env", "ids", "config", "messages", "metrics", "params", "spec", "trace", "wire"),
+        torch=False,
+    ),
     Line(
         "pure logic",
         ("parallel", "kv", "kv.layout", "kv.allocator", "kv.radix", "scheduler", "planner"),

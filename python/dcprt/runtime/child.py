@@ -14,6 +14,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import NoReturn
 
+from dcprt import trace
 from dcprt.errors import DcprtError
 from dcprt.runtime import logs
 from dcprt.runtime.channel import Channel, ChildFailed, ChildReady, Goodbye, Launch, Report
@@ -42,7 +43,8 @@ def main(role: str, fd: int) -> None:
         run_dir = RunDir.join(launch.run_dir)
     except OSError:
         return
-    _end_with_parent(channel, run_dir)
+    profile = launch.deployment.config.server.profile_steps if role == "scheduler" else None
+    _end_with_parent(channel, run_dir, profile)
     run: Callable[[Launch, Callable[[], None]], None] = importlib.import_module(ROLES[role]).run
     try:
         run(launch, lambda: _report(channel, ChildReady()))
@@ -66,11 +68,17 @@ def _report(channel: Channel, report: Report) -> None:
         channel.send(report)
 
 
-def _end_with_parent(channel: Channel, run_dir: RunDir) -> None:
-    """End this process as soon as the parent says so or is dead, whatever else is going on here."""
+def _end_with_parent(channel: Channel, run_dir: RunDir, profile: str | None) -> None:
+    """End this process as soon as the parent says so or is dead, whatever else is going on here.
+
+    `profile` is the file for the trace of the last steps, which is left to this process if the parent is dead.
+    """
 
     def watch() -> None:
         parent_is_dead = channel.recv(Goodbye) is None
+        if parent_is_dead and profile is not None:
+            with suppress(OSError):
+                trace.collect(run_dir.path, profile)
         run_dir.leave(patient=parent_is_dead)
         os._exit(0)
 

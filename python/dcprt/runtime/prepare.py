@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +23,10 @@ def prepare(config: Config, progress: Callable[[str], None]) -> Deployment:
 
     Raises:
         ModelError: the checkpoint is missing, damaged or not supported.
-        ConfigError: grid, context or KV cache cannot work; names what would.
+        ConfigError: grid, context, KV cache or an environment variable cannot work; names what would.
     """
+    env.check()
+    _check_profile(config.server.profile_steps)
     if env.replicate_q():
         config = dataclasses.replace(config, grid=dataclasses.replace(config.grid, dcp_replicate_q=True))
     directory = resolve(config.model.model, config.model.load_format, progress)
@@ -42,6 +45,15 @@ def prepare(config: Config, progress: Callable[[str], None]) -> Deployment:
         threads=max(host.cores() // config.grid.ranks, 1),
         chat_template=_read_template(config.model.chat_template),
     )
+
+
+def _check_profile(path: str | None) -> None:
+    """Raises ConfigError: no file can be written there."""
+    if path is None:
+        return
+    directory = Path(path).absolute().parent
+    if not directory.is_dir() or not os.access(directory, os.W_OK) or Path(path).is_dir():
+        raise ConfigError(f"--profile-steps cannot write {path}: it has to be a file in a directory that is writable.")
 
 
 def _read_template(path: str | None) -> str | None:

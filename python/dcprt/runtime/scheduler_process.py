@@ -36,6 +36,7 @@ from dcprt.scheduler.core import Core
 from dcprt.scheduler.request import Request
 from dcprt.scheduler.scheduler import Limits, Scheduler
 from dcprt.scheduler.store import KVStore
+from dcprt.trace import Recorder
 from dcprt.wire import Receiver, Sender, endpoint
 
 log = logging.getLogger("dcprt")
@@ -216,13 +217,22 @@ def run(launch: Launch, ready: Callable[[], None]) -> None:
     )
     store = KVStore(deployment.layout, deployment.num_pages, reuse=not deployment.config.kv.disable_radix_cache)
     schedule = deployment.config.schedule
-    core = Core(Scheduler(store, schedule, limits), executor, ahead=0 if schedule.disable_overlap_schedule else 1)
+    scheduler = Scheduler(store, schedule, limits)
+    recorder = None
+    if deployment.config.server.profile_steps is not None:
+        recorder = Recorder(launch.run_dir, deployment.grid.tp, "scheduler")
+        scheduler = recorder.traced(scheduler, {"plan": "plan", "apply": "apply result"})
+        executor = recorder.traced(executor, {"submit": "send plan", "result": "wait for result"})
+    core = Core(scheduler, executor, ahead=0 if schedule.disable_overlap_schedule else 1)
     process = SchedulerProcess(deployment, core, out)
+    poll, step = inbox.poll, process.step
+    if recorder is not None:
+        poll, step = recorder.wrap("receive requests", poll), recorder.wrap_step(step)
     executor.wait_ready()
     ready()
     while True:
-        for message in inbox.poll(wait=process.idle):
+        for message in poll(process.idle):
             process.handle(message)
         if not process.idle:
             process.end_overdue()
-            process.step()
+            step()

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 import dcprt
+from dcprt import trace
 from dcprt.comm.arena import Arenas, create_arenas
 from dcprt.errors import RuntimeFailed
 from dcprt.planner.deployment import Deployment
@@ -98,6 +99,7 @@ class Supervisor:
                 child.channel.sock.shutdown(socket.SHUT_RDWR)
         await asyncio.gather(*self._watchers)
         await asyncio.to_thread(self._reap)
+        await asyncio.to_thread(self._write_profile)
         self.run_dir.leave()
         if not self.failure.done():
             self.failure.cancel()
@@ -110,6 +112,17 @@ class Supervisor:
                 child.process.kill()
                 child.process.wait()
             child.channel.close()
+
+    def _write_profile(self) -> None:
+        """The trace that `--profile-steps` asks for."""
+        out = self._deployment.config.server.profile_steps
+        if out is None:
+            return
+        try:
+            trace.collect(self.run_dir.path, out)
+            log.info("profile of the last steps is in %s", out)
+        except OSError as error:
+            log.error("cannot write the profile to %s: %s", out, error.strerror)
 
     def _spawn(self, name: str, role: str, launch: Launch) -> None:
         ours, theirs = socket.socketpair()

@@ -24,20 +24,29 @@ from dcprt.planner.capacity import ITEMSIZE
 from dcprt.planner.deployment import Deployment
 from dcprt.weights.checkpoint import DummyCheckpoint, TensorSource
 from dcprt.weights.loader import Loader
+from dcprt.worker.profile import StepProfile
 from dcprt.worker.worker import Worker
 
 
 def build_worker(
-    deployment: Deployment, rank: Rank, groups: Groups, progress: Callable[[int, int], None] | None = None
+    deployment: Deployment,
+    rank: Rank,
+    groups: Groups,
+    progress: Callable[[int, int], None] | None = None,
+    profile: StepProfile | None = None,
 ) -> Worker:
     """Load `rank`'s part of the weights and lay out its KV pool. `progress` hears (tensors done, tensors in all).
+
+    With `profile`, the parts of the worker record what they do.
 
     Raises:
         ModelError: a tensor is missing, extra or misshapen, or a file is damaged.
     """
     spec, grid, options = deployment.spec, deployment.grid, deployment.config.grid
     heads = grid.heads(rank, spec.num_heads, spec.cached_heads)
-    attention = make_attention(deployment, heads, groups)
+    if profile is not None:
+        groups = profile.groups(groups)
+    attention = make_attention(deployment, heads, groups, profile)
     shard = ModelShard(grid, rank, heads, groups.world, attention, replicate_q=options.dcp_replicate_q, ep=options.ep)
     checkpoint: TensorSource
     if deployment.config.model.load_format == "dummy":
@@ -45,7 +54,7 @@ def build_worker(
     else:
         checkpoint = open_checkpoint(Path(deployment.directory), spec)
     load = Loader(checkpoint, getattr(torch, deployment.dtype), progress)
-    model = build(spec, shard, load)
+    model = build(spec, shard, load if profile is None else profile.loader(load))
     load.finish(ignored(spec))
     descriptor = LayoutDescriptor(
         layout=deployment.layout,
@@ -56,10 +65,15 @@ def build_worker(
         own_values=spec.mla is None,
         dtype=deployment.dtype,
     )
-    return Worker(model, KVPool(descriptor, deployment.num_pages), groups)
+    pool = KVPool(descriptor, deployment.num_pages)
+    if profile is not None:
+        model, pool = profile.model(model), profile.pool(pool)
+    return Worker(model, pool, groups)
 
 
-def make_attention(deployment: Deployment, heads: RankHeads, groups: Groups) -> DcpAttention:
+def make_attention(
+    deployment: Deployment, heads: RankHeads, groups: Groups, profile: StepProfile | None = None
+) -> DcpAttention:
     """The attention of one rank, with what its two ways of gathering cost."""
     spec, options = deployment.spec, deployment.config.grid
     itemsize, places = ITEMSIZE[deployment.dtype], len(heads.shard_q_heads)
@@ -73,4 +87,7 @@ def make_attention(deployment: Deployment, heads: RankHeads, groups: Groups) -> 
     )
     scale = spec.mla.softmax_scale if spec.mla else spec.head_dim**-0.5
     combine = choose(options.dcp_comm, groups, places, out_dim)
-    return DcpAttention(heads, scale, make_backend(attention_backend()), groups.dcp, combine, costs)
+    backend = make_backend(attention_backend())
+    if profile is not None:
+        backend = profile.backend(backend)
+    return DcpAttention(heads, scale, backend, groups.dcp, combine, costs)

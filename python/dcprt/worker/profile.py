@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -20,7 +20,9 @@ from dcprt.models.base import Model, StepInput
 from dcprt.trace import STEP, Recorder, clock
 from dcprt.weights.loader import Loader
 
-M = TypeVar("M")
+Poll = Callable[[bool], list[StepPlan]]
+Execute = Callable[[StepPlan], StepResult]
+Send = Callable[[Sequence[object]], None]
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
 ATTENTION = MappingProxyType(
@@ -45,8 +47,8 @@ class StepProfile:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._begin = 0
-        self._scored: int | None = None
+        self._begin = self._scored = 0
+        self._done: int | None = None
 
     def groups(self, groups: Groups) -> Groups:
         """The same groups, recorded."""
@@ -68,28 +70,27 @@ class StepProfile:
         """One that records the time between its layers, as the forward pass goes through them."""
         return cast(KVPool, _TracedPool(pool, self._recorder))
 
-    def loop(
-        self,
-        poll: Callable[..., list[StepPlan]],
-        execute: Callable[[StepPlan], StepResult],
-        send: Callable[[Sequence[object]], None],
-    ) -> tuple[
-        Callable[..., list[StepPlan]], Callable[[StepPlan], StepResult], Callable[[Sequence[object]], None]
-    ]:
+    def loop(self, poll: Poll, execute: Execute, send: Send) -> tuple[Poll, Execute, Send]:
         """The calls of the worker's loop, recorded; what was before is forgotten."""
         self._recorder.clear()
+        receive = self._recorder.wrap("receive plan", poll)
 
-        def recorded(plan: StepPlan) -> StepResult:
-            self._begin, self._scored = clock(), None
+        def polled(wait: bool) -> list[StepPlan]:
+            self._write()
+            return receive(wait)
+
+        def executed(plan: StepPlan) -> StepResult:
+            self._write()
+            self._begin = self._scored = clock()
             result = execute(plan)
             end = clock()
-            if self._scored is not None:
+            if self._scored > self._begin:
                 self._recorder.add("sample", self._scored, end)
             self._recorder.add(STEP, self._begin, end)
-            self._recorder.end_step(plan.number)
+            self._done = plan.number
             return result
 
-        return self._recorder.wrap("receive plan", poll), recorded, self._recorder.wrap("send result", send)
+        return polled, executed, self._recorder.wrap("send result", send)
 
     def forward(self, model: Model, step: StepInput, kv: KVPool) -> Tensor:
         """`model.forward`; what came before it is `prepare`."""
@@ -106,6 +107,12 @@ class StepProfile:
         self._scored = clock()
         self._recorder.add("logits", begin, self._scored)
         return logits
+
+    def _write(self) -> None:
+        """What has been recorded of the step before, its result sent."""
+        if self._done is not None:
+            self._recorder.end_step(self._done)
+            self._done = None
 
     def _collective(self, group: Collective) -> Collective:
         if group.size == 1:
