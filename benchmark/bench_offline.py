@@ -46,7 +46,9 @@ class Row:
 
 
 def parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     out.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32], help="sent at once")
     out.add_argument("--prompt", type=int, nargs="+", default=[256], help="tokens")
     out.add_argument("--new", type=int, nargs="+", default=[128], help="tokens")

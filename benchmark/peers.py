@@ -24,6 +24,7 @@ import datetime
 import json
 import os
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -327,14 +328,19 @@ def main() -> None:
     options.venvs = options.venvs.expanduser().resolve()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     subprocess.run([sys.executable, str(HERE / "systems" / "convert.py"), str(options.venvs / "models")], check=True)
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, signal.default_int_handler)
     outcomes = {name: Outcome() for name in options.only}
     loads = [os.getloadavg()[0]]
-    for number in range(options.repeats):
-        say(f"round {number + 1} of {options.repeats}")
-        for name in options.only:
-            if outcomes[name].error is None:
-                examine(name, number, options, outcomes[name])
-                loads.append(os.getloadavg()[0])
+    try:
+        for number in range(options.repeats):
+            say(f"round {number + 1} of {options.repeats}")
+            for name in options.only:
+                if outcomes[name].error is None:
+                    examine(name, number, options, outcomes[name])
+                    loads.append(os.getloadavg()[0])
+    except KeyboardInterrupt:
+        say("interrupted; this is what was measured so far")
     print(show(table(outcomes, options.workloads)))
     print(f"\n{processor()}, {options.threads} threads; load average {min(loads):.1f} to {max(loads):.1f}")
     for name, outcome in outcomes.items():
