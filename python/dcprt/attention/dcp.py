@@ -3,7 +3,7 @@
     1. the caller projected: own queries, and K/V of the new tokens for the head shard
     2. store the new K/V that this rank owns
     3. context pass over what was cached before the step, on all ranks of the group
-    4. new-token pass: local and causal; merge
+    4. new-token pass: local and causal; merge. Where every row has one new token, the context pass sees it too instead
 
 The context pass brings queries and keys together in one of two ways, whichever moves fewer bytes: gather the queries
 of the head shard, attend to the local slots, combine over the group; or gather K and V, and attend with the own
@@ -85,6 +85,8 @@ class DcpAttention:
         cache.store(k, v, plan.store_tokens, plan.store_slots)
         if self._fused is not None:
             return self._fused.paged(q.own, cache.k, cache.v, self.heads.q_to_kv, plan.rows, self._scale)
+        if plan.own_in_context:
+            return self.context(q, cache, plan).out
         part = self.new_tokens(q.own, k, v, self.heads.q_to_kv, plan)
         if plan.any_context:
             part = merge(self.context(q, cache, plan), part)

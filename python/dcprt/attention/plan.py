@@ -40,11 +40,15 @@ class AttentionPlan:
 
     `store_tokens`, `store_slots`: int64 [owned]; which new tokens this rank owns, and the slots they go to.
     `any_context` is what every rank knows alike, so it decides whether the context pass is run at all.
+
+    With `own_in_context`, each row has one new token, which its context counts already: a token sees itself, so once
+    its KV is stored the context pass is all of its attention.
     """
 
     rows: tuple[RowSlice, ...]
     store_tokens: Tensor
     store_slots: Tensor
+    own_in_context: bool = False
 
     @property
     def any_context(self) -> bool:

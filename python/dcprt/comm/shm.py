@@ -49,6 +49,18 @@ class ShmCollective(BaseCollective):
         self._open = handle
         return handle
 
+    def _run(self, op: str, x: Tensor) -> Tensor:
+        if self._open is not None:
+            self._open.wait()
+        if x.requires_grad or not x.is_contiguous():
+            return self._start(op, x, 0).wait()
+        out = self._output(op, x)
+        try:
+            self._native.call(_OPS[op], x, out, self.timeout_s)
+        except (ShmTimeoutError, ShmMismatchError) as error:
+            raise self.translated(op, error) from error
+        return out
+
     def _output(self, op: str, source: Tensor) -> Tensor:
         if op == "all_gather":
             return source.new_empty((self.size, *source.shape))

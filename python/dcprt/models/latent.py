@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dcprt.attention.dcp import Queries, Up, ValueUp, stack_heads
 from dcprt.attention.partial import Partial, merge
+from dcprt.attention.plan import AttentionPlan
 from dcprt.kv.pool import LayerKV
 from dcprt.layers.linear import SummedLinear
 from dcprt.layers.norm import Normed, RMSNorm
@@ -56,14 +57,21 @@ class LatentAttention:
         down = self._down(hidden)
         latent = self._norm(down[:, : self._latent_dim].float())
         turned = Rotary.rotate(down[:, None, self._latent_dim :], angles)
-        part = self._new_tokens(nope, rope, latent, turned, step)
-        if step.attention.any_context:
-            absorbed = torch.cat([torch.einsum("thd,hdl->thl", nope, self._key_up), rope], dim=-1)
-            queries = Queries(self._own(absorbed), absorbed if self._replicated else None)
-            part = merge(self._attend.context(queries, kv, step.attention, self._raise()), part)
-        cached = torch.cat([latent[:, None], turned], dim=-1)
-        kv.store(cached, None, step.attention.store_tokens, step.attention.store_slots)
+        plan = step.attention
+        kv.store(torch.cat([latent[:, None], turned], dim=-1), None, plan.store_tokens, plan.store_slots)
+        if plan.own_in_context:
+            part = self._context(nope, rope, plan, kv)
+        else:
+            part = self._new_tokens(nope, rope, latent, turned, step)
+            if plan.any_context:
+                part = merge(self._context(nope, rope, plan, kv), part)
         return self._out(part.out.flatten(1))
+
+    def _context(self, nope: Tensor, rope: Tensor, plan: AttentionPlan, kv: LayerKV) -> Partial:
+        """Absorbed: queries that meet the latents themselves."""
+        absorbed = torch.cat([torch.einsum("thd,hdl->thl", nope, self._key_up), rope], dim=-1)
+        queries = Queries(self._own(absorbed), absorbed if self._replicated else None)
+        return self._attend.context(queries, kv, plan, self._raise())
 
     def _new_tokens(self, nope: Tensor, rope: Tensor, latent: Tensor, turned: Tensor, step: StepInput) -> Partial:
         """Unabsorbed: keys [tokens, own heads, nope_dim + rope_dim], values [tokens, own heads, v_dim]."""

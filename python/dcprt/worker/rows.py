@@ -110,6 +110,8 @@ class RowTable:
         tokens = array("i")
         positions, slices, store_tokens, store_slots = [], [], [], []
         yielding, samples, logit_index, scored = [], [], [], []
+        # At dcp=1 a backend may do both passes as one, for which a row's new tokens do not count as context.
+        own_in_context = self._layout.dcp > 1 and all(work.num_tokens == 1 for work in body.work)
         for work in body.work:
             row, start = self._rows[work.row], len(tokens)
             stop_len = row.computed_len + work.num_tokens
@@ -120,7 +122,7 @@ class RowTable:
             own = np.flatnonzero(self._layout.owner(new) == self._dcp_rank)
             store_tokens.append(own + start)
             store_slots.append(self._layout.slots(new[own], row.pages.view()))
-            slices.append(self._slice(row, start, len(tokens)))
+            slices.append(self._slice(row, start, len(tokens), stop_len if own_in_context else row.computed_len))
             if work.max_new:
                 yielding.append(work.row)
                 samples.append(SampleRow(row.sampling, stop_len, row.history))
@@ -128,7 +130,7 @@ class RowTable:
             if row.sampling.prompt_logprobs >= 0 and (following := self._following(row, stop_len)):
                 count = row.sampling.prompt_logprobs
                 scored.append(ScoredPrompt(work.row, row.computed_len + 1, start, following, count))
-        plan = AttentionPlan(tuple(slices), _tensor(store_tokens), _tensor(store_slots))
+        plan = AttentionPlan(tuple(slices), _tensor(store_tokens), _tensor(store_slots), own_in_context)
         inputs = StepInput(
             token_ids=torch.from_numpy(np.frombuffer(tokens, dtype=np.int32).astype(np.int64)),
             positions=_tensor(positions),
@@ -149,12 +151,12 @@ class RowTable:
         """The prompt tokens that follow those computed now."""
         return list(row.tokens[row.computed_len + 1 : min(stop_len + 1, row.prompt_len)])
 
-    def _slice(self, row: WorkerRow, start: int, stop: int) -> RowSlice:
-        local_len = self._layout.local_len(self._dcp_rank, row.computed_len)
+    def _slice(self, row: WorkerRow, start: int, stop: int, context_len: int) -> RowSlice:
+        local_len = self._layout.local_len(self._dcp_rank, context_len)
         stored = self._layout.local_len(self._dcp_rank, row.computed_len + stop - start)
         pages = row.pages.view()[: self._layout.local_pages(stored)]
-        lens = tuple(self._layout.local_len(rank, row.computed_len) for rank in range(self._layout.dcp))
-        return RowSlice(start, stop, row.computed_len, local_len, torch.from_numpy(pages), lens)
+        lens = tuple(self._layout.local_len(rank, context_len) for rank in range(self._layout.dcp))
+        return RowSlice(start, stop, context_len, local_len, torch.from_numpy(pages), lens)
 
 
 def _tensor(parts: list[IntArray]) -> Tensor:

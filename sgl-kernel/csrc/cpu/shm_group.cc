@@ -104,6 +104,11 @@ int64_t Finish(int64_t handle, double timeout_s) {
   return static_cast<int64_t>(GroupOf(handle).Finish(Deadline::After(timeout_s)));
 }
 
+int64_t CallWhole(int64_t handle, int64_t op, TensorView x, TensorView out, double timeout_s) {
+  const int64_t status = Start(handle, op, x, out, 0, timeout_s);
+  return status != 0 ? status : Finish(handle, timeout_s);
+}
+
 // (arrived, op, dtype tag, root, bytes) of a rank in the current round; zeros if it is missing.
 using PeerCall = tvm::ffi::Tuple<bool, int64_t, int64_t, int64_t, int64_t>;
 
@@ -122,4 +127,5 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(shm_open, Open);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(shm_close, Close);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(shm_start, Start);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(shm_finish, Finish);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(shm_call, CallWhole);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(shm_peer, Peer);

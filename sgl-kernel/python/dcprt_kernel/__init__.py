@@ -22,6 +22,7 @@ _open = _LIBRARY.shm_open
 _close = _LIBRARY.shm_close
 _start = _LIBRARY.shm_start
 _finish = _LIBRARY.shm_finish
+_call = _LIBRARY.shm_call
 _peer = _LIBRARY.shm_peer
 
 _TIMEOUT = 1
@@ -83,6 +84,14 @@ class ShmGroup:
             ShmMismatchError: a rank called another operation, or the same with another size or dtype.
         """
         self._check(_finish(self._handle, timeout_s))
+
+    def call(self, op: Op, x: Tensor, out: Tensor, timeout_s: float) -> None:
+        """`start` and `finish` in one; not for a broadcast.
+
+        Raises:
+            ValueError, ShmTimeoutError, ShmMismatchError: as they do.
+        """
+        self._check(_call(self._handle, op, x, out, timeout_s))
 
     def close(self) -> None:
         """Unmaps the arena; the descriptor stays the caller's."""
