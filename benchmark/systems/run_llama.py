@@ -15,11 +15,11 @@ import numpy.typing as npt
 from protocol import KV_TOKENS, LONGEST, Job, Streamed, run
 
 LONGEST_BATCH = 8192
-"""Tokens handed over at once; llama.cpp cuts them into micro-batches of its default size, 512. With 128 or 2048 of
-them, nothing was faster."""
+"""Tokens handed over at once; llama.cpp cuts them into micro-batches of its default size, 512."""
 
 FLASH_ATTENTION = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
-"""With it and a bfloat16 KV, prefill of 4096 fell from 627 to 188 tokens a second, decode after 7000 from 31 to 23."""
+"""One run each with a bfloat16 KV: prefill of 4096 at 627 tokens a second without it and 188 with it, decode after 7000
+at 31 and 23. Other work may have slowed the runs with it down; to be measured again on a quiet machine."""
 
 BF16 = 30
 """`GGML_TYPE_BF16`, which llama-cpp-python has no name for."""
