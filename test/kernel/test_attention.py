@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import os
 import subprocess
@@ -16,8 +18,9 @@ pytest.importorskip("dcprt_kernel.attention")
 import torch
 from torch import Tensor
 
+from dcprt.attention.backend import FusedBackend
 from dcprt.attention.native_backend import NativeBackend
-from dcprt.attention.partial import Partial
+from dcprt.attention.partial import Partial, merge
 from dcprt.attention.plan import AttentionPlan, RowSlice
 from dcprt.attention.torch_backend import TorchBackend
 from dcprt_kernel import attention
@@ -68,12 +71,15 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[int], scale: float, causal: bool = False) -> Partial:
-    """Attention of q [tokens, heads, dim] to k, v [keys, kv_heads, dim] in float64."""
+    """Attention of q [tokens, heads, dim] to k, v [keys, kv_heads, dim] in float64. If causal, the last keys are those
+    of the queries' own tokens.
+    """
     index = torch.tensor(groups, dtype=torch.int64)
     keys, values = k[:, index].double(), v[:, index].double()
     scores = torch.einsum("thd,khd->htk", q.double(), keys) * scale
     if causal:
-        scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), -torch.inf)
+        ahead = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1 + len(k) - len(q))
+        scores = scores.masked_fill(ahead, -torch.inf)
     out = torch.einsum("htk,khd->thd", scores.softmax(-1), values)
     return Partial(out, scores.logsumexp(-1).T)
 
@@ -193,6 +199,257 @@ def test_dense(isa: str, threads: int, keys: int, dtype: torch.dtype) -> None:
         assert torch.equal(part.out, torch.zeros(19, 5, 16)) and torch.equal(part.lse, torch.full((19, 5), -torch.inf))
 
 
+@dataclass
+class Step:
+    """Rows whose context and own tokens lie in pages; NaN in every slot that is no row's, and in what is written to."""
+
+    paged: Paged
+    rows: tuple[RowSlice, ...]
+    q: Tensor
+    groups: list[int]
+    scale: float = 0.2
+
+    @classmethod
+    def make(
+        cls,
+        new: list[int],
+        contexts: list[int],
+        groups: list[int],
+        dims: tuple[int, int],
+        page_size: int,
+        dtype: torch.dtype,
+        q_dtype: torch.dtype | None = None,
+        latent: bool = False,
+        unused: int = 0,
+    ) -> Step:
+        """unused: queries of no row, behind the others."""
+        shape = Shape(len(groups), max(groups) + 1, *dims, latent=latent)
+        lengths = [context + own for context, own in zip(contexts, new, strict=True)]
+        paged = Paged.make(shape, new, lengths, page_size, dtype)
+        rows = tuple(
+            dataclasses.replace(row, context_len=context, local_len=context)
+            for row, context in zip(paged.rows, contexts, strict=True)
+        )
+        q = torch.randn(sum(new) + unused, len(groups), dims[0]).to(q_dtype or dtype)
+        return cls(paged, rows, q, groups)
+
+    def attend(self, threads: int = 1) -> Partial:
+        tokens, heads = self.q.shape[:2]
+        out, lse = (
+            torch.full((tokens, heads, self.paged.shape.value_dim), torch.nan),
+            torch.full((tokens, heads), torch.nan),
+        )
+        table, first = [], 0
+        for row in self.rows:
+            table.append([row.start, row.stop, row.context_len, first])
+            first += len(row.pages)
+        rows, pages = torch.tensor(table).view(-1, 4), torch.cat([row.pages for row in self.rows])
+        pools, heads_of = (self.paged.k_pool, self.paged.v_pool), torch.tensor(self.groups)
+        attention.paged(self.q, *pools, heads_of, rows, pages, self.scale, threads, out, lse)
+        return Partial(out, lse)
+
+    def by_backend(self) -> Tensor:
+        pools = self.paged.k_pool, self.paged.v_pool
+        return NativeBackend().paged(self.q, *pools, self.groups, self.rows, self.scale)
+
+    def expected(self) -> Partial:
+        out = torch.zeros(*self.q.shape[:2], self.paged.shape.value_dim)
+        lse = torch.full(self.q.shape[:2], -torch.inf)
+        for row, k, v in zip(self.rows, self.paged.keys, self.paged.values, strict=True):
+            own = slice(row.start, row.stop)
+            out[own], lse[own] = exact(self.q[own], k, v, self.groups, self.scale, causal=True)
+        return Partial(out, lse)
+
+    def poison(self, row: int, first: int, bad: float) -> None:
+        """Keys and values of a row's tokens from `first` of its own ones on."""
+        own, size = self.rows[row], self.paged.k_pool.shape[1]
+        places = torch.arange(own.context_len + first, own.context_len + own.new_len)
+        slots = own.pages[places // size] * size + places % size
+        self.paged.k_pool.flatten(0, 1)[slots] = bad
+        self.paged.v_pool.flatten(0, 1)[slots] = -bad
+
+
+NEW = [1, 1, 7, 1, 40, 1, 3, 1]
+CONTEXTS = [5, 0, 0, 130, 17, 1, 64, 15]
+"""Of prefills, chunks and decodes; the second is a single key."""
+
+
+@functools.cache
+def paged_cases(q_dtype: torch.dtype, dtype: torch.dtype, page_size: int) -> list[tuple[Step, Partial]]:
+    """With what is expected of them, for all instruction sets."""
+    torch.manual_seed(page_size)
+    steps = [
+        Step.make(NEW, CONTEXTS, groups, dims, page_size, dtype, q_dtype, unused=2)
+        for groups, dims in [
+            ([0], (8, 8)),
+            ([0, 1, 1], (64, 64)),
+            ([1, 0, 1], (24, 40)),
+            ([2, 2, 3], (72, 56)),
+            ([h // 3 for h in range(9)], (64, 64)),
+            ([0] * 13, (16, 8)),
+        ]
+    ]
+    return [(step, step.expected()) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("q_dtype", "dtype", "page_size"),
+    [(F32, F32, 4), (BF16, BF16, 16), (BF16, BF16, 1), (F32, BF16, 4), (BF16, F32, 1)],
+)
+def test_paged(isa: str, q_dtype: torch.dtype, dtype: torch.dtype, page_size: int) -> None:
+    for step, expected in paged_cases(q_dtype, dtype, page_size):
+        for threads in (1, 2):
+            assert_equal(step.attend(threads), expected)
+
+
+@functools.cache
+def latent_case(dtype: torch.dtype) -> tuple[Step, Partial]:
+    torch.manual_seed(1)
+    step = Step.make([1, 5, 1], [40, 13, 0], [0] * 16, (576, 512), 16, dtype, latent=True)
+    step.scale = 576**-0.5
+    return step, step.expected()
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_paged_latents(isa: str, threads: int, dtype: torch.dtype) -> None:
+    step, expected = latent_case(dtype)
+    part = step.attend(threads)
+    assert_equal(part, expected)
+    assert torch.equal(step.by_backend(), part.out)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_paged_equals_both_passes(isa: str, threads: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    new, contexts = [1, 30, 1, 1, 150], [300, 0, 7, 0, 33]
+    step = Step.make(new, contexts, [h // 3 for h in range(9)], (64, 48), 16, dtype)
+    backend, keys, values = NativeBackend(), step.paged.keys, step.paged.values
+    k, v = (torch.cat([x[-own:] for x, own in zip(all_of, new, strict=True)]) for all_of in (keys, values))
+    before = backend.context(step.q, step.paged.k_pool, step.paged.v_pool, step.rows, step.scale)
+    among = backend.new_tokens(step.q, k, v, step.groups, AttentionPlan(step.rows, NONE, NONE), step.scale)
+    found = step.attend(threads)
+    assert_equal(found, merge(before, among))
+    assert torch.equal(step.by_backend(), found.out)
+
+
+@functools.cache
+def long_cases(dtype: torch.dtype) -> list[tuple[Step, Partial]]:
+    torch.manual_seed(3)
+    lengths = [([1], [3000]), ([1, 1], [2999, 3]), ([400, 1], [0, 900]), ([3, 130], [1000, 250])]
+    steps = [
+        Step.make(new, contexts, groups, (64, 64), 16, dtype)
+        for groups in ([0], [0, 1, 1])
+        for new, contexts in lengths
+    ]
+    return [(step, step.expected()) for step in steps]
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_paged_long_context(isa: str, dtype: torch.dtype) -> None:
+    """Keys are cut where there are threads: of one query, and of blocks whose first queries see none of the last."""
+    for step, expected in long_cases(dtype):
+        for threads in (1, 2):
+            assert_equal(step.attend(threads), expected, atol=4e-6)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_paged_gives_the_same_bits_again(isa: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    step = Step.make([1, 200, 1], [3000, 100, 2999], [0, 0, 1], (64, 64), 16, dtype)
+    first = step.attend(2)
+    for _ in range(10):
+        again = step.attend(2)
+        assert torch.equal(again.out, first.out) and torch.equal(again.lse, first.lse)
+
+
+@pytest.mark.parametrize("q_dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_paged_one_key(isa: str, q_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """The value itself, whatever it holds."""
+    torch.manual_seed(5)
+    for groups, dims in [([0], (8, 8)), ([0, 1, 1], (24, 40)), ([2, 0, 2], (72, 56)), ([0] * 9, (128, 16))]:
+        for page_size in (1, 4, 16):
+            step = Step.make([1] * 5, [0] * 5, groups, dims, page_size, dtype, q_dtype, unused=1)
+            for row, v in zip(step.rows[:2], step.paged.values, strict=False):
+                v[0, 0, 3:5] = torch.tensor([torch.nan, torch.inf])
+                step.paged.v_pool[row.pages[0], 0] = v[0]
+            found, expected = step.attend(), step.expected()
+            values = torch.stack([v[0, groups].float() for v in step.paged.values])
+            torch.testing.assert_close(found.out[:5], values, atol=0, rtol=0, equal_nan=True)
+            torch.testing.assert_close(found.lse, expected.lse, atol=2e-6, rtol=2e-6)
+            assert not found.out[5].any()
+
+
+@pytest.mark.parametrize("bad", [100.0, torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_paged_later_tokens_and_other_rows_are_not_read(isa: str, dtype: torch.dtype, bad: float) -> None:
+    torch.manual_seed(6)
+    for groups, threads in itertools.product(([0], [0, 1, 1]), (1, 2)):
+        step = Step.make([1, 400, 1, 5], [9, 150, 0, 1], groups, (40, 40), 16, dtype)
+        before, poisoned = step.attend(threads), step.rows[1]
+        for first in (399, 257, 0):
+            step.poison(1, first, bad)
+            after = step.attend(threads)
+            for kept in (slice(0, poisoned.start + first), slice(poisoned.stop, None)):
+                assert torch.equal(before.out[kept], after.out[kept])
+                assert torch.equal(before.lse[kept], after.lse[kept])
+            if bad != bad:
+                assert after.out[poisoned.start + first : poisoned.stop].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_paged_unaligned_and_strided(isa: str, dtype: torch.dtype) -> None:
+    """Queries that are part of a product, and pools that are part of larger ones."""
+    torch.manual_seed(7)
+    step = Step.make([1, 6, 1], [9, 20, 0], [0, 1, 1], (24, 40), 4, dtype)
+    expected = step.attend()
+    product = torch.full((8, 5, 30), torch.nan, dtype=dtype)
+    product[:, 1:4, 3:27] = step.q
+    step.q = product[:, 1:4, 3:27]
+    for name in ("k_pool", "v_pool"):
+        pool = getattr(step.paged, name)
+        pages, size, heads, dim = pool.shape
+        larger = torch.full((heads + 1, pages + 1, size + 2, dim + 3), torch.nan, dtype=dtype)
+        view = larger[1:, 1:, 1 : size + 1, 1 : dim + 1].permute(1, 2, 0, 3)
+        view[:] = pool
+        setattr(step.paged, name, view)
+    found = step.attend()
+    assert torch.equal(found.out, expected.out) and torch.equal(found.lse, expected.lse)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.float16])
+def test_paged_other_sizes_take_the_torch_backend(dtype: torch.dtype) -> None:
+    torch.manual_seed(8)
+    sizes = [(8, 8)] if dtype == torch.float16 else [(12, 12), (16, 20), (12, 8)]
+    for dims in sizes:
+        for groups in ([0, 1, 1], [1, 1], [0, 0, 1, 1]):
+            step = Step.make([1, 6, 1, 9], [9, 0, 0, 20], groups, dims, 4, dtype)
+            torch.testing.assert_close(step.by_backend(), step.expected().out, atol=4e-6, rtol=4e-6)
+
+
+def test_only_some_backends_are_fused() -> None:
+    assert isinstance(NativeBackend(), FusedBackend)
+    assert not isinstance(TorchBackend(), FusedBackend)
+
+
+def test_paged_no_tokens_and_rows_without_any(isa: str) -> None:
+    backend, pool = NativeBackend(), torch.randn(2, 4, 1, 8)
+    assert backend.paged(torch.zeros(0, 2, 8), pool, pool, [0, 0], (), 1.0).shape == (0, 2, 8)
+    step = Step.make([2, 0, 0, 1], [3, 0, 9, 2], [0, 0], (8, 8), 4, F32)
+    assert_equal(step.attend(), step.expected())
+
+
+@pytest.mark.xfail(reason="it is taken for a token that is its only key", strict=True)
+def test_paged_a_row_without_tokens_behind_one_cached_writes_nothing(isa: str) -> None:
+    step = Step.make([2, 0], [0, 1], [0, 0], (8, 8), 4, F32)
+    rows, pages = torch.tensor([[0, 2, 0, 0], [2, 2, 1, 1]]), torch.cat([row.pages for row in step.rows])
+    out, lse = torch.full((3, 2, 8), 7.0), torch.full((3, 2), 7.0)  # one token more than there are
+    pools, heads = (step.paged.k_pool, step.paged.v_pool), torch.tensor(step.groups)
+    attention.paged(step.q, *pools, heads, rows, pages, step.scale, 1, out[:2], lse[:2])
+    assert_equal(Partial(out[:2], lse[:2]), step.expected())
+    assert out[2].eq(7).all() and lse[2].eq(7).all()
+
+
 def test_a_later_token_is_not_read_by_an_earlier_one_nor_by_another_row(isa: str) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(300, 2, 16), torch.randn(300, 1, 16), torch.randn(300, 1, 16)
@@ -279,6 +536,55 @@ def test_wrong_arguments_are_refused() -> None:
         lambda: call([[0, 2, 5, 0]], [2, 0], heads=heads + 1),
         lambda: call([[0, 2, 5, 0]], [2, 0], k=pool.bfloat16()),
         lambda: call([[0, 2, 5, 0]], [2, 0], k=torch.zeros(3, 4, 1, 16)),
+    ):
+        with pytest.raises(ValueError):
+            wrong()
+
+
+def test_paged_wrong_arguments_are_refused() -> None:
+    q, pool, heads = torch.zeros(2, 1, 8), torch.zeros(3, 4, 1, 8), torch.zeros(1, dtype=torch.int64)
+
+    def call(
+        rows: Sequence[object],
+        pages: list[int],
+        heads: Tensor = heads,
+        k: Tensor = pool,
+        v: Tensor = pool,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> None:
+        out = torch.zeros(2, 1, 8) if out is None else out
+        lse = torch.zeros(2, 1) if lse is None else lse
+        attention.paged(q, k, v, heads, torch.tensor(rows), torch.tensor(pages), 1.0, 1, out, lse)
+
+    fine = [[0, 2, 5, 0]]
+    call(fine, [2, 0])
+    for wrong in (
+        lambda: call(fine, [2]),
+        lambda: call([[0, 2, 7, 0]], [2, 0]),  # room for the context, but not for the tokens
+        lambda: call([[0, 2, 5, 1]], [2, 0]),
+        lambda: call([[0, 2, 5, -1]], [2, 0]),
+        lambda: call([[0, 2, 5, 2**63 - 1]], [2, 0]),
+        lambda: call(fine, [2, 3]),
+        lambda: call(fine, [-1, 0]),
+        lambda: call([[0, 2, -1, 0]], [2, 0]),
+        lambda: call([[0, 3, 5, 0]], [2, 0]),
+        lambda: call([[-1, 2, 5, 0]], [2, 0]),
+        lambda: call([[2, 0, 5, 0]], [2, 0]),
+        lambda: call([[0, 2, 5]], [2, 0]),
+        lambda: call([[0.0, 2, 5, 0]], [2, 0]),
+        lambda: call(fine, [2, 0], heads=heads + 1),
+        lambda: call(fine, [2, 0], heads=heads - 1),
+        lambda: call(fine, [2, 0], heads=torch.zeros(2, dtype=torch.int64)),
+        lambda: call(fine, [2, 0], k=pool.bfloat16()),
+        lambda: call(fine, [2, 0], k=torch.zeros(3, 4, 1, 16)),
+        lambda: call(fine, [2, 0], k=torch.zeros(3, 4, 8).unsqueeze(0)),
+        lambda: call(fine, [2, 0], v=torch.zeros(3, 4, 2, 8)),
+        lambda: call(fine, [2, 0], v=torch.zeros(3, 4, 1, 8, 2)[..., 0]),
+        lambda: call(fine, [2, 0], k=torch.zeros(3, 0, 1, 8), v=torch.zeros(3, 0, 1, 8)),
+        lambda: call(fine, [2, 0], out=torch.zeros(2, 1, 16)),
+        lambda: call(fine, [2, 0], out=torch.zeros(2, 1, 8).bfloat16()),
+        lambda: call(fine, [2, 0], lse=torch.zeros(1, 2)),
     ):
         with pytest.raises(ValueError):
             wrong()
