@@ -106,7 +106,7 @@ def test_small_vocabularies(isa: str, vocab: int) -> None:
     assert compare(logits, ALL_SETTINGS, 1) <= 2
 
 
-@pytest.mark.parametrize(("vocab", "settings", "excused"), [(1000, 120, 2), (49152, 24, 12)])
+@pytest.mark.parametrize(("vocab", "settings", "excused"), [(1000, 120, 2), (49152, 24, 2)])
 def test_large_vocabularies(isa: str, vocab: int, settings: int, excused: int) -> None:
     torch.manual_seed(vocab)
     for spread in (1.0, 6.0):

@@ -315,7 +315,7 @@ def test_draw(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
                 differing += 1
                 left = ranges(logits, *setting)
                 assert all(left[token][0] - near <= drawn <= left[token][1] + near for token in pair), (setting, drawn)
-    assert differing <= (12 if vocab > 1000 else 2)
+    assert differing <= 2
 
 
 def test_draw_of_equal_and_impossible_logits(monkeypatch: pytest.MonkeyPatch) -> None:
