@@ -11,6 +11,7 @@ from torch import Tensor
 try:
     import dcprt_kernel.elementwise as _elementwise
     import dcprt_kernel.fused as _fused
+    import dcprt_kernel.layer as _layer
     import dcprt_kernel.linear as _linear
     import dcprt_kernel.merge as _merge
     import dcprt_kernel.sampling as _sampling
@@ -79,9 +80,12 @@ class Matrix:
             out = torch.empty((x.shape[0], self.shape[0]), dtype=out_dtype or self.dtype)
             _linear.linear(x, self._data, self._bias, out, torch.get_num_threads())
             return out
+        return self._by_torch(x.to(self.dtype), out_dtype or self.dtype, self._bias)
+
+    def _by_torch(self, x: Tensor, out_dtype: torch.dtype, bias: Tensor | None) -> Tensor:
         if out_dtype == torch.float32 and self.dtype != torch.float32:
-            return _wide_linear(x, self._data, self._bias)
-        return _torch_linear(x, self._data, self._bias)
+            return _wide_linear(x, self._data, bias)
+        return _torch_linear(x, self._data, bias).to(out_dtype)
 
     def normed(self, x: Tensor, add: Tensor | None, norm: Tensor, eps: float) -> Tensor:
         """The product with `rms_norm(x + add)`, in the type of the weights; x, float32 [rows, in], becomes the sum."""
@@ -97,7 +101,7 @@ class Matrix:
         Returns float32 [rows, outs of down], without the bias of `down`.
         """
         if not (self._packed and down._packed and x.is_cpu):
-            return down(silu_mul(self.normed(x, add, norm, eps)), torch.float32)
+            return down._by_torch(silu_mul(self.normed(x, add, norm, eps)), torch.float32, None)
         out, width = torch.empty(x.shape[0], down.shape[0]), down.shape[1]
         matrices = self._data, self._bias, down._data
         _fused.norm_gated_mlp(x, add, norm, eps, *matrices, width, out, torch.get_num_threads())
@@ -110,7 +114,51 @@ class Matrix:
             _linear.rows(self._data, self.shape[0], ids, out)
             return out
         inside = (ids >= 0) & (ids < self.shape[0])
-        return self._data[torch.where(inside, ids, 0)].float() * inside.unsqueeze(-1)
+        return torch.where(inside.unsqueeze(-1), self._data[torch.where(inside, ids, 0)].float(), 0.0)
+
+
+class WholeLayer:
+    """The weights of a decoder layer of the Llama kind, and all of it in one native call.
+
+    There is one where every matrix is packed; norms are [hidden], and nothing but the first product of each half has a
+    bias.
+    """
+
+    def __init__(
+        self, norms: tuple[Tensor, Tensor], eps: float, qkv: Matrix, out: Matrix, gate_up: Matrix, down: Matrix
+    ) -> None:
+        assert self.possible(qkv, out, gate_up, down)
+        self._weights = (
+            *(*norms, eps),
+            *(qkv._data, qkv._bias, out._data),
+            *(gate_up._data, gate_up._bias, down._data, down.shape[1]),
+        )
+
+    @staticmethod
+    def possible(*matrices: Matrix) -> bool:
+        """Whether the kernels have these matrices."""
+        return all(matrix._packed for matrix in matrices)
+
+    def __call__(
+        self,
+        x: Tensor,
+        add: Tensor | None,
+        angles: tuple[Tensor, Tensor],
+        pools: tuple[Tensor, Tensor],
+        stores: tuple[Tensor, Tensor],
+        tables: tuple[Tensor, Tensor, Tensor],
+        scale: float,
+    ) -> Tensor:
+        """What is to be added to x, float32 [tokens, hidden], next; x becomes `x + add` and what attention gives.
+
+        pools: keys and values. stores: tokens and the slots they go to. tables: the KV head of every query head, rows
+        and pages, see `dcprt_kernel.attention.paged`.
+        """
+        out = torch.empty_like(x)
+        _layer.decoder_layer(
+            *(x, add, *self._weights, *angles, *pools, *stores, *tables, scale, out, torch.get_num_threads())
+        )
+        return out
 
 
 def bucket(rows: int) -> int:

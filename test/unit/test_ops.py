@@ -121,7 +121,6 @@ def test_other_types_are_not_packed() -> None:
 
 
 @native
-@pytest.mark.xfail(reason="on torch, the bias of `down` is added", strict=True)
 def test_gated_leaves_out_the_bias_of_down(monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> Tensor:
         torch.manual_seed(0)
@@ -131,7 +130,6 @@ def test_gated_leaves_out_the_bias_of_down(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @native
-@pytest.mark.xfail(reason="on torch, an id outside multiplies the first row by 0: NaN stays NaN", strict=True)
 def test_rows_outside_are_zeros_whatever_the_first_row_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(3, 4)
     weight[0, 1], weight[0, 2] = NAN, INF
@@ -140,14 +138,12 @@ def test_rows_outside_are_zeros_whatever_the_first_row_holds(monkeypatch: pytest
 
 
 @native
-@pytest.mark.xfail(reason="on torch, only float32 is heeded as the type of results", strict=True)
 def test_a_product_is_rounded_to_the_type_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = torch.randn(5, 8), torch.randn(2, 8)
     assert_alike(both(lambda: Matrix(weight)(x, BF16), monkeypatch), 8)
 
 
 @native
-@pytest.mark.xfail(reason="on torch, x must be in the type of the weights", strict=True, raises=RuntimeError)
 def test_x_is_rounded_to_the_type_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = torch.randn(5, 8).bfloat16(), torch.randn(2, 8)
     assert_alike(both(lambda: Matrix(weight)(x), monkeypatch), 8)

@@ -36,7 +36,7 @@ def ag_rs(local: Partial, group: Collective) -> Partial:
 def a2a(local: Partial, group: Collective) -> Partial:
     """One all-to-all of outputs and lse, packed by head slice, merged by the receiver in rank order."""
     if ops.NATIVE and local.out.is_cpu:
-        return Partial(*ops.merge_packed(group.all_to_all(ops.pack_partial(*local, group.size))))
+        return Partial(*ops.merge_packed(group.all_to_all(_packed(local, group.size))))
     tokens, heads, dim = local.out.shape
     own = heads // group.size
     packed = torch.cat([local.out, local.lse.unsqueeze(-1)], dim=-1)
@@ -45,6 +45,10 @@ def a2a(local: Partial, group: Collective) -> Partial:
     lses = parts[..., dim]
     out = scaled(parts[..., :dim], shares(lses)).sum(0)
     return Partial(out, combined_lse(lses))
+
+
+def _packed(local: Partial, ranks: int) -> Tensor:
+    return ops.pack_partial(local.out.contiguous(), local.lse.contiguous(), ranks)
 
 
 COMBINES = MappingProxyType({"ag_rs": ag_rs, "a2a": a2a})

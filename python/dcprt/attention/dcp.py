@@ -66,9 +66,9 @@ class DcpAttention:
         costs: ContextCosts,
     ) -> None:
         self.heads = heads
-        self._scale = scale
         self._backend = backend
-        self._fused = backend if group.size == 1 and isinstance(backend, FusedBackend) else None
+        self.scale = scale
+        self.fused = backend if group.size == 1 and isinstance(backend, FusedBackend) else None
         self._group = group
         self._combine = combine
         self._costs = costs
@@ -83,8 +83,8 @@ class DcpAttention:
     def __call__(self, q: Queries, k: Tensor, v: Tensor, cache: LayerKV, plan: AttentionPlan) -> Tensor:
         """k, v: [tokens, kv_heads, dim]; stores them; returns float32 [tokens, own heads, dim]."""
         cache.store(k, v, plan.store_tokens, plan.store_slots)
-        if self._fused is not None:
-            return self._fused.paged(q.own, cache.k, cache.v, self.heads.q_to_kv, plan.rows, self._scale)
+        if self.fused is not None:
+            return self.fused.paged(q.own, cache.k, cache.v, self.heads.q_to_kv, plan.rows, self.scale)
         if plan.own_in_context:
             return self.context(q, cache, plan).out
         part = self.new_tokens(q.own, k, v, self.heads.q_to_kv, plan)
@@ -94,7 +94,7 @@ class DcpAttention:
 
     def new_tokens(self, q: Tensor, k: Tensor, v: Tensor, q_to_kv: tuple[int, ...], plan: AttentionPlan) -> Partial:
         """Causal attention of the new tokens among themselves; see `AttentionBackend.new_tokens`."""
-        return self._backend.new_tokens(q, k, v, q_to_kv, plan, self._scale)
+        return self._backend.new_tokens(q, k, v, q_to_kv, plan, self.scale)
 
     def context(self, q: Queries, cache: LayerKV, plan: AttentionPlan, up: ValueUp | None = None) -> Partial:
         """Attention of own heads to everything cached before the step, on all ranks of the group.
@@ -102,7 +102,7 @@ class DcpAttention:
         Returns out [tokens, own heads, value dim], after `up` if given; lse -inf for rows without context.
         """
         if self._group.size == 1:
-            part = self._backend.context(q.own, cache.k, cache.v, plan.rows, self._scale)
+            part = self._backend.context(q.own, cache.k, cache.v, plan.rows, self.scale)
             return _raised(part, up.own if up else None)
         schedule = self._schedule(plan)
         found: list[tuple[int, int, Partial]] = []
@@ -130,7 +130,7 @@ class DcpAttention:
     ) -> Partial:
         """Tokens `start` to `stop`: all heads of the shard over the local slots, then combined."""
         queries = gather_heads(q.own[start:stop], self._group) if q.shard is None else q.shard[start:stop]
-        local = self._backend.context(queries, cache.k, cache.v, rows, self._scale)
+        local = self._backend.context(queries, cache.k, cache.v, rows, self.scale)
         if up is None:
             return self._combine(local, self._group)
         if up.shard is not None:
@@ -146,7 +146,7 @@ class DcpAttention:
         result = None
         for start in range(0, max(row.local_lens), size):
             k, v = self._gathered_slots(cache, row, start, size)
-            part = self._backend.dense(q, k, v, self.heads.q_to_kv, self._scale)
+            part = self._backend.dense(q, k, v, self.heads.q_to_kv, self.scale)
             result = part if result is None else merge(result, part)
         assert result is not None
         return result

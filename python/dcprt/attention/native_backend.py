@@ -36,8 +36,8 @@ class NativeBackend:
         """See `AttentionBackend.context`."""
         if not _fits(q, k_pool, v_pool):
             return self._torch.context(q, k_pool, v_pool, rows, scale)
-        table, group = self._table(rows), q.shape[1] // k_pool.shape[2]
-        heads = self._map(tuple(h // group for h in range(q.shape[1])))
+        table, group = self.table(rows), q.shape[1] // k_pool.shape[2]
+        heads = self.head_map(tuple(h // group for h in range(q.shape[1])))
         part = _unfilled(q, v_pool)
         kernel.context(_dense(q), _dense(k_pool), _dense(v_pool), heads, *table, scale, torch.get_num_threads(), *part)
         return part
@@ -48,7 +48,7 @@ class NativeBackend:
         """See `FusedBackend.paged`."""
         if not _fits(q, k_pool, v_pool):
             return self._paged_by_torch(q, k_pool, v_pool, q_to_kv, rows, scale)
-        table, heads, part = self._table(rows), self._map(tuple(q_to_kv)), _unfilled(q, v_pool)
+        table, heads, part = self.table(rows), self.head_map(tuple(q_to_kv)), _unfilled(q, v_pool)
         kernel.paged(_dense(q), k_pool, v_pool, heads, *table, scale, torch.get_num_threads(), *part)
         return part.out
 
@@ -73,7 +73,7 @@ class NativeBackend:
         """See `AttentionBackend.new_tokens`."""
         if not _fits(q, k, v):
             return self._torch.new_tokens(q, k, v, q_to_kv, plan, scale)
-        table, heads, part = self._table(plan.rows), self._map(tuple(q_to_kv)), _unfilled(q, v)
+        table, heads, part = self.table(plan.rows), self.head_map(tuple(q_to_kv)), _unfilled(q, v)
         kernel.new_tokens(_dense(q), _dense(k), _dense(v), heads, table.rows, scale, torch.get_num_threads(), *part)
         return part
 
@@ -83,10 +83,10 @@ class NativeBackend:
             return self._torch.dense(q, k, v, q_to_kv, scale)
         part = _unfilled(q, v)
         threads = torch.get_num_threads()
-        kernel.dense(_dense(q), _dense(k), _dense(v), self._map(tuple(q_to_kv)), scale, threads, *part)
+        kernel.dense(_dense(q), _dense(k), _dense(v), self.head_map(tuple(q_to_kv)), scale, threads, *part)
         return part
 
-    def _table(self, rows: Sequence[RowSlice]) -> RowTable:
+    def table(self, rows: Sequence[RowSlice]) -> RowTable:
         """Made once for a tuple of rows, which every layer of a step passes anew."""
         if not isinstance(rows, tuple):
             return _table_of(rows)
@@ -97,7 +97,8 @@ class NativeBackend:
             found = self._tables[id(rows)] = rows, _table_of(rows)
         return found[1]
 
-    def _map(self, q_to_kv: tuple[int, ...]) -> Tensor:
+    def head_map(self, q_to_kv: tuple[int, ...]) -> Tensor:
+        """As the kernels take it."""
         found = self._maps.get(q_to_kv)
         if found is None:
             found = self._maps[q_to_kv] = torch.tensor(q_to_kv, dtype=torch.int64)

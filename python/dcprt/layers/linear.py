@@ -20,7 +20,7 @@ class SummedLinear:
 
     def __init__(self, matrix: Matrix, world: Collective, bias: Tensor | None = None) -> None:
         self.matrix = matrix
-        self._bias = bias
+        self.bias = bias
         self._world = world
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class SummedLinear:
     def summed(self, part: Tensor) -> Tensor:
         """This rank's float32 product [tokens, out], summed over the ranks, and the bias."""
         out = self._world.all_reduce(part)
-        return out if self._bias is None else out + self._bias
+        return out if self.bias is None else out + self.bias
 
 
 class VocabEmbedding:

@@ -13,15 +13,15 @@ class RMSNorm:
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight
-        self._eps = eps
+        self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., hidden] to the same shape, in the type that matrix products take."""
-        return ops.rms_norm(x, self.weight, self._eps)
+        return ops.rms_norm(x, self.weight, self.eps)
 
     def of(self, x: Tensor, add: Tensor | None) -> Normed:
         """The norm of `x + add`, both float32 [tokens, hidden] and contiguous, once it is asked for."""
-        return Normed(x, add, self.weight, self._eps)
+        return Normed(x, add, self.weight, self.eps)
 
 
 class Normed:

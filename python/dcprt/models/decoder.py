@@ -16,6 +16,7 @@ from dcprt.layers.mlp import Expert, GatedMLP
 from dcprt.layers.norm import Normed, RMSNorm
 from dcprt.layers.rotary import Rotary
 from dcprt.models.base import ModelShard, StepInput
+from dcprt.ops import NATIVE
 from dcprt.spec import ModelSpec
 from dcprt.weights.loader import Loader
 
@@ -32,6 +33,16 @@ class Attention(Protocol):
     def __call__(self, x: Normed, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor: ...
 
 
+class Block(Protocol):
+    """A layer's place in a decoder.
+
+    Returns what is to be added to the residual `x`, float32 [tokens, hidden], next; `add` is what the layer before left
+    to be added.
+    """
+
+    def __call__(self, x: Tensor, add: Tensor | None, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Layer:
     """Attention and MLP, each behind a norm and beside a residual: float32 [tokens, hidden], which is overwritten."""
@@ -42,7 +53,7 @@ class Layer:
     mlp: MLP
 
     def __call__(self, x: Tensor, add: Tensor | None, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
-        """What is to be added to the residual `x` next; `add` is what the layer before left to be added."""
+        """See `Block`."""
         attended = self.attention(self.norm1.of(x, add), angles, step, kv)
         return self.mlp(self.norm2.of(x, attended))
 
@@ -58,7 +69,8 @@ class Decoder:
         vocab = ((spec.vocab_size, spec.hidden_size), part.start, part.stop, part.padded)
         embedding = load.matrix(load.rows("model.embed_tokens.weight", *vocab))
         self._embed = VocabEmbedding(embedding, part, shard.world)
-        self._layers = [make_layer(i, f"model.layers.{i}") for i in range(spec.num_layers)]
+        layers = [make_layer(i, f"model.layers.{i}") for i in range(spec.num_layers)]
+        self._layers = [_whole(layer) for layer in layers] if shard.world.size == 1 else layers
         self._norm = RMSNorm(load.full("model.norm.weight", (spec.hidden_size,)), spec.rms_eps)
         head = embedding if spec.tie_embeddings else load.matrix(load.rows("lm_head.weight", *vocab))
         self._logits = VocabLogits(head, spec.vocab_size, shard.world)
@@ -74,6 +86,15 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._logits(self._norm(hidden))
+
+
+def _whole(layer: Layer) -> Block:
+    """The layer as one native call, where the kernels are installed and know all of it."""
+    if not NATIVE:
+        return layer
+    from dcprt.models.whole import NativeLayer
+
+    return NativeLayer.of(layer) or layer
 
 
 class GQAttention:
@@ -95,31 +116,32 @@ class GQAttention:
         qk_norm: bool = False,
     ) -> None:
         heads, dim, hidden = shard.heads, spec.head_dim, spec.hidden_size
+        self.head_dim = dim
         queries = heads.shard_q_heads if shard.replicate_q else heads.q_heads
         wanted = [("q", spec.num_heads, queries)] + [(x, spec.num_kv_heads, heads.kv_heads) for x in "kv"]
         rows = [load.head_rows(f"{name}.{x}_proj.weight", (n * dim, hidden), own, dim) for x, n, own in wanted]
         bias = None
         if qkv_bias:
             bias = torch.cat([load.head_rows(f"{name}.{x}_proj.bias", (n * dim,), own, dim) for x, n, own in wanted])
-        self._qkv = load.matrix(torch.cat(rows), bias)
+        self.qkv = load.matrix(torch.cat(rows), bias)
         out = load.head_cols(f"{name}.o_proj.weight", (hidden, spec.num_heads * dim), heads.q_heads, dim)
-        self._out = SummedLinear(
+        self.out = SummedLinear(
             load.matrix(out), shard.world, load.full(f"{name}.o_proj.bias", (hidden,)) if out_bias else None
         )
-        self._norms = [RMSNorm(load.full(f"{name}.{x}_norm.weight", (dim,)), spec.rms_eps) for x in "qk" if qk_norm]
-        self._attend = shard.attention
+        self.norms = [RMSNorm(load.full(f"{name}.{x}_norm.weight", (dim,)), spec.rms_eps) for x in "qk" if qk_norm]
+        self.attend = shard.attention
         self._q, self._kv = len(queries), len(heads.kv_heads)
         self._replicated = shard.replicate_q
 
     def __call__(self, x: Normed, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
-        heads = stack_heads(x.times(self._qkv), self._q + 2 * self._kv)
+        heads = stack_heads(x.times(self.qkv), self._q + 2 * self._kv)
         q, k, v = torch.split(heads, [self._q, self._kv, self._kv], dim=1)
-        if self._norms:
-            q, k = Rotary.rotate(self._norms[0](q), angles), Rotary.rotate(self._norms[1](k), angles)
+        if self.norms:
+            q, k = Rotary.rotate(self.norms[0](q), angles), Rotary.rotate(self.norms[1](k), angles)
         else:
             Rotary.rotate(heads[:, : self._q + self._kv], angles)
-        queries = Queries(q[:, self._attend.own_places], q) if self._replicated else Queries(q)
-        return self._out(self._attend(queries, k, v, kv, step.attention).flatten(1))
+        queries = Queries(q[:, self.attend.own_places], q) if self._replicated else Queries(q)
+        return self.out(self.attend(queries, k, v, kv, step.attention).flatten(1))
 
 
 def gated_mlp(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -47,12 +48,19 @@ def main(role: str, fd: int) -> None:
     _end_with_parent(channel, run_dir, profile)
     run: Callable[[Launch, Callable[[], None]], None] = importlib.import_module(ROLES[role]).run
     try:
-        run(launch, lambda: _report(channel, ChildReady()))
+        run(launch, lambda: _ready(channel))
     except DcprtError as error:
         _fail(channel, run_dir, log, f"{name}: {error}")
     except Exception as error:  # the border of the process: nothing may vanish without a word
         log.exception("ended by an unexpected error")
         _fail(channel, run_dir, log, f"{name}: {type(error).__name__}: {error}")
+
+
+def _ready(channel: Channel) -> None:
+    """What is there by now stays, so the garbage collector need not look at it in the middle of a step."""
+    gc.collect()
+    gc.freeze()
+    _report(channel, ChildReady())
 
 
 def _fail(channel: Channel, run_dir: RunDir, log: logging.Logger, reason: str) -> NoReturn:

@@ -41,7 +41,7 @@ FAILED = -1
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """float32 logits [rows, vocab] to one token a row; the logits are left as they are.
 
-    A row whose logits have no finite maximum gets `FAILED`; the others do not notice.
+    A row whose logits have no finite maximum, as they are or as adjusted, gets `FAILED`; the others do not notice.
     """
     places, values = ops.argmax(logits)
     tokens: list[int] = places.tolist()
@@ -52,6 +52,9 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
             tokens[i] = FAILED
             continue
         changed = adjusted(own, row)
+        if changed is not own and not changed.max().isfinite():
+            tokens[i] = FAILED
+            continue
         if row.params.temperature > 0:
             params, drawn = row.params, uniform(row.params.seed, row.position)
             tokens[i] = ops.draw(changed, params.temperature, params.top_k, params.top_p, params.min_p, drawn)

@@ -26,7 +26,7 @@ NormArgs<T> NormOf(const TensorView& x, const Optional<TensorView>& add, const T
   NormArgs<T> a{Data<float>(x), nullptr, Data<T>(weight), static_cast<float>(eps), Size(x, 0), Size(x, 1)};
   if (add.has_value()) {
     CheckDense(add.value(), 2, FloatType::kFloat32, "add");
-    Check(add.value().numel() == x.numel(), "x and add differ in shape.");
+    Check(add.value().size(0) == x.size(0) && add.value().size(1) == x.size(1), "x and add differ in shape.");
     a.add = Data<float>(add.value());
   }
   return a;

@@ -23,8 +23,9 @@ void CheckPartial(const TensorView& out, const TensorView& lse) {
 void Merge(TensorView out_a, TensorView lse_a, TensorView out_b, TensorView lse_b, TensorView out, TensorView lse,
            int64_t threads) {
   CheckPartial(out_a, lse_a), CheckPartial(out_b, lse_b), CheckPartial(out, lse);
-  Check(out_a.numel() == out.numel() && out_b.numel() == out.numel(), "the parts differ in shape.");
-  Check(lse_a.numel() == lse.numel() && lse_b.numel() == lse.numel(), "the parts differ in shape.");
+  for (int i = 0; i < 3; ++i) {
+    Check(out_a.size(i) == out.size(i) && out_b.size(i) == out.size(i), "the parts differ in shape.");
+  }
   const size_t dim = Size(out, 2);
   const PartialView parts[] = {{Data<float>(out_a), dim, Data<float>(lse_a), 1},
                                {Data<float>(out_b), dim, Data<float>(lse_b), 1}};

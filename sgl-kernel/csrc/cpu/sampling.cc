@@ -19,8 +19,12 @@ int64_t Draw(TensorView logits, double temperature, int64_t top_k, double top_p,
   CheckDense(logits, 1, FloatType::kFloat32, "logits");
   Check(logits.size(0) > 0, "there are no logits.");
   Check(temperature > 0 && std::isfinite(temperature), "the temperature is not positive and finite.");
+  Check(top_p >= 0 && top_p <= 1 && min_p >= 0 && min_p <= 1, "top_p and min_p lie in [0, 1].");
   Check(drawn >= 0 && drawn < 1, "what is drawn lies in [0, 1).");
-  return dcprt::Draw(Data<float>(logits), Size(logits, 0), {temperature, top_k, top_p, min_p}, drawn, ChosenIsa());
+  const int64_t token =
+      dcprt::Draw(Data<float>(logits), Size(logits, 0), {temperature, top_k, top_p, min_p}, drawn, ChosenIsa());
+  Check(token >= 0, "the greatest logit is not finite.");
+  return token;
 }
 
 }  // namespace

@@ -164,7 +164,7 @@ inline void Attention(const AttentionCall& call, Isa isa, int64_t threads) {
   }
   for (int64_t r = 0; call.causal && r < call.row_count; ++r) {
     const AttentionRow& row = call.rows[r];
-    if (row.keys == 1) ops.one_key(call, row);
+    if (row.keys == 1 && row.stop > row.start) ops.one_key(call, row);
   }
 }
 

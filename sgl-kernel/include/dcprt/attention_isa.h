@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "dcprt/attention_neon.h"
 #include "dcprt/attention_simd.h"
 #include "dcprt/attention_types.h"
 #include "dcprt/isa.h"
@@ -42,6 +43,12 @@ using Simd = SimdAvx512Bf16;
 #include "dcprt/attention_task.h"
 }  // namespace avx512bf16
 DCPRT_TARGET_END
+#elif defined(__aarch64__)
+namespace neon {
+using Simd = SimdNeon;
+#include "dcprt/attention_product.h"
+#include "dcprt/attention_task.h"
+}  // namespace neon
 #endif
 
 inline const AttentionOps& OpsOf(Isa isa) {
@@ -56,6 +63,8 @@ inline const AttentionOps& OpsOf(Isa isa) {
     default:
       break;
   }
+#elif defined(__aarch64__)
+  if (isa == Isa::kNeon) return neon::kOps;
 #endif
   (void)isa;
   return generic::kOps;

@@ -41,9 +41,20 @@ static void Locate(const AttentionCall& call, const AttentionSource& source, con
   for (int64_t j = count; j < (count + 15) / 16 * 16; ++j) rows[j] = rows[count - 1];
 }
 
-// The softmax of scores [0, seen) so far: scores become weights, with zeros behind up to `padded`; top and sum go on,
-// and what was summed before is scaled to the new top.
-static void Softmax(float* scores, int64_t seen, int64_t padded, float scale, float* top, float* sum, float* acc,
+// All lanes of x, two and two.
+template <class Op>
+static float Fold(Vec x, const Op& op) {
+  float lanes[kLanes];
+  Simd::Store(lanes, x);
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) lanes[i] = op(lanes[i], lanes[i + half]);
+  }
+  return lanes[0];
+}
+
+// The softmax of scores [0, seen) so far: scores become weights, with zeros behind up to `padded`; top and sums, those of
+// the lanes, go on, and what was summed before is scaled to the new top. scale is positive.
+static void Softmax(float* scores, int64_t seen, int64_t padded, float scale, float* top, float* sums, float* acc,
                     int64_t dim) {
   if (seen <= 0) {
     std::memset(scores, 0, static_cast<size_t>(padded) * sizeof(float));
@@ -51,33 +62,24 @@ static void Softmax(float* scores, int64_t seen, int64_t padded, float scale, fl
   }
   for (int64_t j = seen; j < padded; ++j) scores[j] = -INFINITY;
   const int64_t whole = (seen + kLanes - 1) / kLanes * kLanes;
-  const Vec factor = Simd::Set1(scale);
   Vec most = Simd::Set1(-INFINITY);
-  for (int64_t j = 0; j < whole; j += kLanes) {
-    const Vec x = Simd::Mul(Simd::Load(scores + j), factor);
-    Simd::Store(scores + j, x);
-    most = Simd::Max(x, most);
-  }
-  float lanes[kLanes], before = *top;
-  Simd::Store(lanes, most);
-  for (const float lane : lanes) *top = lane > *top ? lane : *top;
+  for (int64_t j = 0; j < whole; j += kLanes) most = Simd::Max(Simd::Load(scores + j), most);
+  const float best = Fold(most, [](float a, float b) { return a > b ? a : b; }) * scale, before = *top;
+  if (best > before) *top = best;
+  const Vec factor = Simd::Set1(scale), minus = Simd::Set1(-*top);
   Vec total = Simd::Set1(0);
   for (int64_t j = 0; j < whole; j += kLanes) {
-    const Vec weight = Exp(Simd::Sub(Simd::Load(scores + j), Simd::Set1(*top)));
+    const Vec weight = Exp(Simd::Fma(Simd::Load(scores + j), factor, minus));
     Simd::Store(scores + j, weight);
     total = Simd::Add(total, weight);
   }
   for (int64_t j = whole; j < padded; ++j) scores[j] = 0;
-  float added = 0;
-  Simd::Store(lanes, total);
-  for (const float lane : lanes) added += lane;
   if (*top == before) {
-    *sum += added;
+    Simd::Store(sums, Simd::Add(Simd::Load(sums), total));
     return;
   }
-  Simd::Store(lanes, Exp(Simd::Set1(before - *top)));
-  *sum = *sum * lanes[0] + added;
-  const Vec shrink = Simd::Set1(lanes[0]);
+  const Vec shrink = Exp(Simd::Set1(before - *top));
+  Simd::Store(sums, Simd::Fma(Simd::Load(sums), shrink, total));
   for (int64_t i = 0; i < dim; i += kLanes) Simd::Store(acc + i, Simd::Mul(Simd::Load(acc + i), shrink));
 }
 
@@ -121,9 +123,10 @@ static void StoreResults(const AttentionCall& call, const AttentionTask& task, c
       out = parts.out + (task.part + i) * dim;
     }
     const float* acc = scratch.acc + i * Padded(dim);
-    const float factor = scratch.sum[i] == 0 ? 0 : 1.0f / scratch.sum[i];
+    const float sum = Fold(Simd::Load(scratch.sums + i * kMaxLanes), [](float a, float b) { return a + b; });
+    const float factor = sum == 0 ? 0 : 1.0f / sum;
     for (int64_t d = 0; d < dim; ++d) out[d] = acc[d] * factor;
-    *lse = scratch.top[i] + std::log(scratch.sum[i]);
+    *lse = scratch.top[i] + std::log(sum);
   }
 }
 
@@ -186,7 +189,8 @@ static void Attend(const AttentionCall& call, const AttentionTask& task, const A
   const int64_t value_step = Padded(call.value_dim), block = call.key_dim > 256 ? kMaxKeys / 2 : kMaxKeys;
   LoadQueries(call, task, kPaired, x.queries);
   std::memset(x.acc, 0, static_cast<size_t>(task.count * value_step) * sizeof(float));
-  for (int64_t i = 0; i < task.count; ++i) x.top[i] = -INFINITY, x.sum[i] = 0;
+  std::memset(x.sums, 0, static_cast<size_t>(task.count * kMaxLanes) * sizeof(float));
+  for (int64_t i = 0; i < task.count; ++i) x.top[i] = -INFINITY;
   for (int64_t i = 0; i < call.key_dim; ++i) x.steps[i] = x.packed + i * kMaxKeys;
   for (int64_t begin = task.key_begin; begin < task.key_end; begin += block) {
     const int64_t end = begin + block < task.key_end ? begin + block : task.key_end, count = end - begin;
@@ -197,8 +201,8 @@ static void Attend(const AttentionCall& call, const AttentionTask& task, const A
     Score<T, kPaired>(call, task, x, count, {x.k, next - begin, call.key_dim * size, x.v, call.value_dim * size});
     const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
     for (int64_t i = 0; i < task.count; ++i) {
-      Softmax(x.scores + i * kMaxKeys, SeenBy(call, task, begin, count, i), padded, call.scale, x.top + i, x.sum + i,
-              x.acc + i * value_step, call.value_dim);
+      Softmax(x.scores + i * kMaxKeys, SeenBy(call, task, begin, count, i), padded, call.scale, x.top + i,
+              x.sums + i * kMaxLanes, x.acc + i * value_step, call.value_dim);
     }
     if (sizeof(T) == 2 && task.count > 2 * Simd::kRows) {
       WidenRows<T>(x.v, count, call.value_dim, x.wide);

@@ -53,6 +53,7 @@ namespace attention_detail {
 
 constexpr int64_t kMaxQueries = 96;  // (token, head) pairs of one task
 constexpr int64_t kMaxKeys = 128;    // keys scored at a time
+constexpr int64_t kMaxLanes = 16;    // of a vector of any instruction set
 constexpr int64_t kPad = 32;         // buffers' rows are padded to a multiple of it
 
 inline int64_t Padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
@@ -71,13 +72,14 @@ struct AttentionScratch {
   float* acc;      // [kMaxQueries, Padded(value_dim)]
   float* packed;   // [key_dim, kMaxKeys], keys side by side
   float* wide;     // [kMaxKeys, Padded(larger of key_dim, value_dim)], keys or values in float32
-  float *top, *sum;  // [kMaxQueries]
+  float* top;   // [kMaxQueries]
+  float* sums;  // [kMaxQueries, kMaxLanes], to be added up
   const void **k, **v;  // [2 * kMaxKeys] each: where keys and values begin, those scored next as well
   const void** steps;   // [key_dim]: where packed rows begin
 
   static int64_t Bytes(int64_t key_dim, int64_t value_dim) {
     const int64_t k = Padded(key_dim), v = Padded(value_dim), wide = k > v ? k : v;
-    const int64_t floats = kMaxQueries * (k + kMaxKeys + v + 2) + kMaxKeys * (k + wide);
+    const int64_t floats = kMaxQueries * (k + kMaxKeys + v + 1 + kMaxLanes) + kMaxKeys * (k + wide);
     return floats * 4 + (4 * kMaxKeys + k) * 8;
   }
 
@@ -91,7 +93,7 @@ struct AttentionScratch {
     packed = take(pk * kMaxKeys);
     wide = take(kMaxKeys * (pk > pv ? pk : pv));
     top = take(kMaxQueries);
-    sum = take(kMaxQueries);
+    sums = take(kMaxQueries * kMaxLanes);
     k = reinterpret_cast<const void**>(at);
     v = k + 2 * kMaxKeys;
     steps = v + 2 * kMaxKeys;

@@ -32,7 +32,7 @@ inline void MergePartials(const PartialView* parts, size_t count, size_t items, 
       float top = -INFINITY, sum = 0, weights[kMostParts];
       for (size_t p = 0; p < count; ++p) {
         const float own = parts[p].lse[item * parts[p].lse_step];
-        if (!(own <= top)) top = own;  // a NaN is taken too, and stays
+        if (!(own <= top) && top == top) top = own;  // a NaN is taken too, and stays
       }
       float* to = out + item * dim;
       std::fill(to, to + dim, 0.0f);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -50,7 +51,7 @@ inline double Collect(const float* logits, const float* weights, size_t count, f
 
 }  // namespace sampling_detail
 
-// The token at `drawn` in [0, 1) of the distribution over logits[count], whose greatest is finite. Weights are relative
+// The token at `drawn` in [0, 1) of the distribution over logits[count]; -1 if their greatest is not finite. Weights are relative
 // to that of the greatest, which is 1. Candidates are collected with a falling cutoff until there are enough of them, and
 // only those are sorted.
 inline int64_t Draw(const float* logits, size_t count, const DrawParams& params, double drawn, Isa isa) {
@@ -59,8 +60,11 @@ inline int64_t Draw(const float* logits, size_t count, const DrawParams& params,
   float top = 0;
   elementwise_detail::With(isa, [&](auto loops) {
     top = loops.Max(logits, count);
-    loops.Weights(logits, top, static_cast<float>(1 / params.temperature), weights.data(), count);
+    // Neither 0, which would make a NaN of a logit of -inf, nor infinite, which would make one of the greatest.
+    const auto factor = static_cast<float>(std::min(std::max(1 / params.temperature, 1e-37), 1e38));
+    loops.Weights(logits, top, factor, weights.data(), count);
   });
+  if (!std::isfinite(top)) return -1;
   double total = 0;
   for (const float weight : weights) total += weight;
   const bool limited = params.top_k > 0 && static_cast<size_t>(params.top_k) < count;

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dcprt.messages import RowSampling
-from dcprt.sampling.sampler import SampleRow, sample, uniform
+from dcprt.sampling.sampler import FAILED, SampleRow, sample, uniform
 
 
 def row(position: int = 0, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 0) -> SampleRow:
@@ -74,3 +74,12 @@ def test_uniform_depends_on_seed_and_position_only() -> None:
 def test_extreme_temperature_and_logits_stay_in_range() -> None:
     logits = torch.tensor([[1e30, -1e30, 0.0], [-torch.inf, 0.0, -torch.inf]])
     assert sample(logits, [row(temperature=1e-4), row(temperature=100.0)]) == [0, 1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 1e60])
+def test_a_row_whose_last_token_is_banned_fails_alone(temperature: float) -> None:
+    """All that is left of its logits is -inf."""
+    logits = torch.tensor([[-torch.inf, -torch.inf, 5.0], [1.0, 9.0, 0.0]])
+    banned = RowSampling(temperature=temperature, top_p=1.0, top_k=0, seed=0, end_ids=[2], min_len=10)
+    rows = [SampleRow(banned, 3), row(3, temperature=0.0)]
+    assert sample(logits, rows) == [FAILED, 1]
