@@ -10,9 +10,16 @@
 namespace dcprt {
 
 // In rising order; each can do what those before it can.
+#if defined(__x86_64__)
 enum class Isa : int { kGeneric = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3 };
-
 constexpr const char* kIsaNames[] = {"generic", "avx2", "avx512", "avx512bf16"};
+#elif defined(__aarch64__)
+enum class Isa : int { kGeneric = 0, kNeon = 1 };
+constexpr const char* kIsaNames[] = {"generic", "neon"};
+#else
+enum class Isa : int { kGeneric = 0 };
+constexpr const char* kIsaNames[] = {"generic"};
+#endif
 
 inline const char* NameOf(Isa isa) { return kIsaNames[static_cast<int>(isa)]; }
 
@@ -25,6 +32,8 @@ inline Isa BestIsa() {
     return Isa::kAvx2;
   }
   return __builtin_cpu_supports("avx512bf16") ? Isa::kAvx512Bf16 : Isa::kAvx512;
+#elif defined(__aarch64__)
+  return Isa::kNeon;
 #else
   return Isa::kGeneric;
 #endif

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "dcprt/attention_neon.h"
 #include "dcprt/attention_simd.h"
 #include "dcprt/isa.h"
 #include "dcprt/linear_types.h"
@@ -38,6 +39,11 @@ using Simd = attention_detail::SimdAvx512Bf16;
 #include "dcprt/linear_tile.h"
 }  // namespace avx512bf16
 DCPRT_TARGET_END
+#elif defined(__aarch64__)
+namespace neon {
+using Simd = attention_detail::SimdNeon;
+#include "dcprt/linear_tile.h"
+}  // namespace neon
 #endif
 
 inline const LinearOps& OpsOf(Isa isa) {
@@ -52,6 +58,8 @@ inline const LinearOps& OpsOf(Isa isa) {
     default:
       break;
   }
+#elif defined(__aarch64__)
+  if (isa == Isa::kNeon) return neon::kOps;
 #endif
   (void)isa;
   return generic::kOps;
