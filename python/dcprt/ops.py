@@ -149,12 +149,13 @@ class WholeLayer:
         tables: tuple[Tensor, Tensor, Tensor],
         scale: float,
     ) -> Tensor:
-        """What is to be added to x, float32 [tokens, hidden], next; x becomes `x + add` and what attention gives.
+        """What is to be added to x, float32 [tokens, hidden], next; x becomes `x + add` and what attention gives. The
+        result is in the place of `add`, where there is one.
 
         pools: keys and values. stores: tokens and the slots they go to. tables: the KV head of every query head, rows
         and pages, see `dcprt_kernel.attention.paged`.
         """
-        out = torch.empty_like(x)
+        out = torch.empty_like(x) if add is None else add
         _layer.decoder_layer(
             *(x, add, *self._weights, *angles, *pools, *stores, *tables, scale, out, torch.get_num_threads())
         )

@@ -86,7 +86,15 @@ def exact(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[int], scale: float, 
 
 def assert_equal(part: Partial, expected: Partial, atol: float = 2e-6) -> None:
     torch.testing.assert_close(part.out, expected.out.float(), atol=atol, rtol=2e-6)
-    torch.testing.assert_close(part.lse, expected.lse.float(), atol=atol, rtol=2e-6)
+    torch.testing.assert_close(part.lse, expected.lse.float(), atol=min(atol, 4e-6), rtol=2e-6)
+
+
+def causal_atol(isa: str, dtype: torch.dtype, values: Sequence[Tensor], atol: float = 2e-6) -> float:
+    """Where bfloat16 is multiplied, weights of a prompt's many queries are rounded to it, each by at most 2^-9: the sum
+    is off by no more than that part of the largest value.
+    """
+    rounded = isa == "avx512bf16" and dtype == BF16
+    return atol + (2.0**-9 * max(float(v.abs().max()) for v in values if v.numel()) if rounded else 0)
 
 
 @dataclass
@@ -314,7 +322,7 @@ def latent_case(dtype: torch.dtype) -> tuple[Step, Partial]:
 def test_paged_latents(isa: str, threads: int, dtype: torch.dtype) -> None:
     step, expected = latent_case(dtype)
     part = step.attend(threads)
-    assert_equal(part, expected)
+    assert_equal(part, expected, causal_atol(isa, dtype, step.paged.values))
     assert torch.equal(step.by_backend(), part.out)
 
 
@@ -328,7 +336,7 @@ def test_paged_equals_both_passes(isa: str, threads: int, dtype: torch.dtype) ->
     before = backend.context(step.q, step.paged.k_pool, step.paged.v_pool, step.rows, step.scale)
     among = backend.new_tokens(step.q, k, v, step.groups, AttentionPlan(step.rows, NONE, NONE), step.scale)
     found = step.attend(threads)
-    assert_equal(found, merge(before, among))
+    assert_equal(found, merge(before, among), causal_atol(isa, dtype, values))
     assert torch.equal(step.by_backend(), found.out)
 
 
@@ -349,7 +357,7 @@ def test_paged_long_context(isa: str, dtype: torch.dtype) -> None:
     """Keys are cut where there are threads: of one query, and of blocks whose first queries see none of the last."""
     for step, expected in long_cases(dtype):
         for threads in (1, 2):
-            assert_equal(step.attend(threads), expected, atol=4e-6)
+            assert_equal(step.attend(threads), expected, causal_atol(isa, dtype, step.paged.values, atol=4e-6))
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])

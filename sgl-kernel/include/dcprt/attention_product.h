@@ -102,7 +102,11 @@ static void Product(int64_t rows, const float* a, int64_t a_step, const void* co
   if (at < columns) Rows<Op, 1, kAdd, true>(rows, a, a_step, steps, at, count, out + at, out_step, columns - at);
 }
 
-// Rows of keys and values that will be needed soon. Pages lie anywhere, which no processor foresees.
+DCPRT_SIMD void FetchRow(const void* row, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at);
+}
+
+// Rows of keys, and of the first values, that will be needed soon. Pages lie anywhere, which no processor foresees.
 struct Ahead {
   const void* const* keys;  // [count]
   int64_t count, key_bytes;
@@ -111,14 +115,11 @@ struct Ahead {
 
   static constexpr int64_t kKeys = 32;
 
-  DCPRT_SIMD void Fetch(const void* row, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at);
-  }
   // While keys from `j` on are scored.
   inline __attribute__((always_inline)) void Fetch(int64_t j, int64_t rows) const {
     for (int64_t i = j; i < j + rows; ++i) {
-      if (i + kKeys < count) Fetch(keys[i + kKeys], key_bytes);
-      if (i < count) Fetch(values[i], value_bytes);
+      if (i + kKeys < count) FetchRow(keys[i + kKeys], key_bytes);
+      if (i < count) FetchRow(values[i], value_bytes);
     }
   }
 };

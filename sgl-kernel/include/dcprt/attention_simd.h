@@ -245,6 +245,14 @@ struct SimdAvx512Bf16 : SimdAvx512 {
     std::memcpy(&bits, pair, sizeof(bits));
     return _mm512_castsi512_ps(_mm512_set1_epi32(bits));
   }
+  // Two vectors rounded to bfloat16, one behind the other.
+  DCPRT_SIMD Vec Narrow(Vec a, Vec b) { return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(b, a)); }
+  // kLanes elements of a and of b, alternating.
+  DCPRT_SIMD Vec Interleave(const BFloat16* a, const BFloat16* b) {
+    const __m512i even = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)));
+    const __m512i odd = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(b)));
+    return _mm512_castsi512_ps(_mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+  }
   DCPRT_SIMD Vec Pair(Vec a, Vec b, Vec acc) {
     return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }

@@ -159,9 +159,12 @@ static int64_t SeenBy(const AttentionCall& call, const AttentionTask& task, int6
 
 // Adds the weighted values. A weight of 0 does not hide a value that is not finite, so a query's sum leaves out the
 // values of keys that it does not see: first those that all see are added, then those that a few queries see.
+//
+// The next block's `ahead` values lie behind these in x.v and are fetched meanwhile, so that memory has something to do
+// while no keys are read.
 template <class Op>
 static void AddValues(const AttentionCall& call, const AttentionTask& task, const AttentionScratch& x, int64_t begin,
-                      int64_t count) {
+                      int64_t count, int64_t ahead, int64_t value_bytes) {
   const int64_t step = Padded(call.value_dim);
   const auto seen = [&](int64_t i) { return SeenBy(call, task, begin, count, i); };
   const auto add = [&](int64_t first, int64_t last, int64_t from, int64_t to) {
@@ -169,8 +172,11 @@ static void AddValues(const AttentionCall& call, const AttentionTask& task, cons
     Product<Op, true>(last - first, x.scores + first * kMaxKeys + from, kMaxKeys, x.v + from, to - from, call.value_dim,
                       x.acc + first * step, step);
   };
-  const int64_t all = seen(0);
-  add(0, task.count, 0, all);
+  const int64_t all = seen(0), piece = ahead > 0 ? 16 : count;
+  for (int64_t from = 0; from < count; from += piece) {
+    for (int64_t i = from; i < from + piece && i < ahead; ++i) FetchRow(x.v[count + i], value_bytes);
+    if (from < all) add(0, task.count, from, from + piece < all ? from + piece : all);
+  }
   if (seen(task.count - 1) == all) return;
   for (int64_t first = 0; first < task.count; first += Simd::kRows) {
     const int64_t last = first + Simd::kRows < task.count ? first + Simd::kRows : task.count, common = seen(first);
@@ -181,6 +187,30 @@ static void AddValues(const AttentionCall& call, const AttentionTask& task, cons
       add(i, next, common, own);
     }
   }
+}
+
+// The same for many queries of a prompt that all see `count` keys, in products of bfloat16: weights are rounded to the
+// type of the values, as x is in every other product, by 2^-9 of each at most. What is to be merged is not computed so.
+template <class S>
+static void AddValuePairs(const AttentionCall& call, const AttentionTask& task, const AttentionScratch& x, int64_t count) {
+  const int64_t dim = call.value_dim, step = Padded(dim), pairs = (count + 1) / 2;
+  static const BFloat16 kZeros[kMaxLanes] = {};
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    const auto* a = static_cast<const BFloat16*>(x.v[2 * pair]);
+    const bool alone = 2 * pair + 1 == count;
+    const auto* b = alone ? kZeros : static_cast<const BFloat16*>(x.v[2 * pair + 1]);
+    float* to = x.wide + pair * step;
+    for (int64_t i = 0; i < dim; i += kLanes) Simd::Store(to + i, S::Interleave(a + i, alone ? b : b + i));
+    x.v[pair] = to;
+  }
+  for (int64_t i = 0; i < task.count; ++i) {
+    float* row = x.scores + i * kMaxKeys;
+    for (int64_t j = 0; j < count; j += 2 * kLanes) {
+      const Vec second = j + kLanes < count ? Simd::Load(row + j + kLanes) : Simd::Set1(0);
+      Simd::Store(row + j / 2, S::Narrow(Simd::Load(row + j), second));
+    }
+  }
+  Product<Paired<S>, true>(task.count, x.scores, kMaxKeys, x.v, pairs, dim, x.acc, step);
 }
 
 template <class T, bool kPaired>
@@ -197,18 +227,27 @@ static void Attend(const AttentionCall& call, const AttentionTask& task, const A
     const int64_t next = end + block < task.key_end ? end + block : task.key_end;
     Locate<T>(call, call.k, task, begin, next, x.k);
     Locate<T>(call, call.v, task, begin, next, x.v);
-    const int64_t size = sizeof(T);
-    Score<T, kPaired>(call, task, x, count, {x.k, next - begin, call.key_dim * size, x.v, call.value_dim * size});
+    const int64_t key_bytes = call.key_dim * static_cast<int64_t>(sizeof(T));
+    const int64_t value_bytes = call.value_dim * static_cast<int64_t>(sizeof(T));
+    Score<T, kPaired>(call, task, x, count,
+                      {x.k, next - begin, key_bytes, x.v, begin == task.key_begin ? value_bytes : 0});
     const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
     for (int64_t i = 0; i < task.count; ++i) {
       Softmax(x.scores + i * kMaxKeys, SeenBy(call, task, begin, count, i), padded, call.scale, x.top + i,
               x.sums + i * kMaxLanes, x.acc + i * value_step, call.value_dim);
     }
-    if (sizeof(T) == 2 && task.count > 2 * Simd::kRows) {
+    const bool many = task.count > 2 * Simd::kRows;
+    if constexpr (kPaired) {
+      if (many && call.causal && call.value_dim % kLanes == 0 && SeenBy(call, task, begin, count, 0) == count) {
+        AddValuePairs<Simd>(call, task, x, count);
+        continue;
+      }
+    }
+    if (sizeof(T) == 2 && many) {
       WidenRows<T>(x.v, count, call.value_dim, x.wide);
-      AddValues<Single<float>>(call, task, x, begin, count);
+      AddValues<Single<float>>(call, task, x, begin, count, 0, 0);
     } else {
-      AddValues<Single<T>>(call, task, x, begin, count);
+      AddValues<Single<T>>(call, task, x, begin, count, next - end, value_bytes);
     }
   }
   StoreResults(call, task, parts, x);

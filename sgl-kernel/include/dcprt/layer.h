@@ -17,7 +17,7 @@ namespace dcprt {
 struct LayerArgs {
   float* x;          // [tokens, hidden], dense; becomes x + add + what attention gives
   const float* add;  // likewise, or null
-  float* out;        // [tokens, hidden]: what is to be added to x next
+  float* out;        // [tokens, hidden]: what is to be added to x next; may be `add`
   size_t hidden;
   const void *norm1, *norm2;
   float eps;

@@ -22,6 +22,8 @@ namespace linear_detail {
 constexpr size_t kThreadedBytes = 128 << 10;
 constexpr size_t kRowBlock = 192;   // rows of one part: their inputs stay in the second cache
 constexpr size_t kPanelBlock = 24;  // panels of one part where there are many rows
+constexpr size_t kFewRows = 8;      // up to which the matrix is read faster than it is multiplied
+constexpr size_t kPartBytes = 96 << 10;  // of a part there: who is done first waits for little
 
 // Memory that a thread keeps from one call to the next, one piece for each purpose.
 template <int kPurpose>
@@ -105,10 +107,11 @@ inline void Linear(const LinearArgs& a, Isa isa, int threads) {
     return;
   }
   const size_t share = (panels + static_cast<size_t>(threads) * 4 - 1) / (static_cast<size_t>(threads) * 4);
-  const size_t wide = (std::min(share, kPanelBlock * std::max<size_t>(1, kRowBlock / a.rows)) + 2) / 3 * 3;
-  const size_t columns = (panels + wide - 1) / wide, most = (a.rows + kRowBlock - 1) / kRowBlock;
+  const size_t most = a.rows < kFewRows ? std::max<size_t>(1, kPartBytes / panel_bytes) : kPanelBlock;
+  const size_t wide = (std::min(share, most) + 2) / 3 * 3;
+  const size_t columns = (panels + wide - 1) / wide, cuts = (a.rows + kRowBlock - 1) / kRowBlock;
   // Rows are cut evenly, so that the last block is no small rest.
-  const size_t block = (a.rows + most - 1) / most, blocks = (a.rows + block - 1) / block;
+  const size_t block = (a.rows + cuts - 1) / cuts, blocks = (a.rows + block - 1) / block;
   ThreadPool::Get().Run(threads, static_cast<uint32_t>(columns * blocks), [&](uint32_t i) {
     const size_t at = columns * blocks - 1 - i;  // parts are taken from the last on
     const size_t row = at / columns * block, panel = at % columns * wide;

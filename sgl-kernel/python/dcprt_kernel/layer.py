@@ -40,7 +40,8 @@ def decoder_layer(
     out: Tensor,
     threads: int = 1,
 ) -> None:
-    """`x += add`, then the layer: x gets what attention gives, and `out` what the gated MLP gives, to be added next.
+    """`x += add`, then the layer: x gets what attention gives, and `out` what the gated MLP gives, to be added next. `out` may
+    be `add`.
 
     x, add, out: float32 [tokens, hidden]. Matrices are packed, see `dcprt_kernel.linear`; `width` is that of the MLP.
     Queries and keys are rotated by cos and sin, float32 [tokens, half], halves paired; keys and values of `tokens` go to

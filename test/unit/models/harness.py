@@ -70,7 +70,7 @@ class Harness:
     """dcprt in this process: scheduler, cache and all ranks; one request at a time."""
 
     def __init__(self, directory: Path, *, ahead: int = 0, **options: Any) -> None:
-        config = Config.of(model=str(directory), dtype="float32", **{"kv_cache_tokens": 4096, **options})
+        config = Config.of(model=str(directory), **{"dtype": "float32", "kv_cache_tokens": 4096, **options})
         self.deployment: Deployment = prepare(config, lambda _: None)
         self._executor = LocalExecutor(self.deployment)
         self._recorder = Recorder(self._executor.workers[0]._model)

@@ -1,0 +1,56 @@
+"""A layer in one native call does, bit for bit, what its parts do one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("dcprt_kernel.layer")
+
+import torch
+from torch import Tensor
+
+from dcprt.models import decoder
+from dcprt.models.whole import NativeLayer
+
+from .harness import Harness, write_llama
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], list(range(2, 120)), [3, 1, 4, 1, 5, 9, 2, 6, 8, 8]]
+
+
+def logits(directory: Path, dtype: str) -> tuple[list[Tensor], list[type]]:
+    """Of a few tokens after each prompt, in chunks, with reuse of prefixes; and the kinds of layers."""
+    with Harness(directory, dtype=dtype, chunked_prefill_size=16, page_size=4) as model:
+        kinds = [type(layer) for layer in model._recorder._model._layers]  # type: ignore[attr-defined]
+        return [model.greedy(prompt, 5)[1] for prompt in PROMPTS], kinds
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"attention_bias": False, "num_key_value_heads": 3}, {"num_key_value_heads": 1, "head_dim": 24}]
+)
+def test_equals_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], dtype: str) -> None:
+    write_llama(tmp_path, **changes)
+    whole, kinds = logits(tmp_path, dtype)
+    assert set(kinds) == {NativeLayer}
+    monkeypatch.setattr(decoder, "NATIVE", False)
+    parts, kinds = logits(tmp_path, dtype)
+    assert set(kinds) == {decoder.Layer}
+    for found, expected in zip(whole, parts, strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}, {"head_dim": 6}])
+def test_layers_it_does_not_know_stay_as_they_are(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """A bias behind the heads or the MLP, and heads that the kernels do not take."""
+    write_llama(tmp_path, **changes)
+    _, kinds = logits(tmp_path, "float32")
+    assert set(kinds) == {decoder.Layer}
+
+
+def test_more_than_one_rank_has_no_whole_layers(tmp_path: Path) -> None:
+    write_llama(tmp_path)
+    with Harness(tmp_path, dcp=2) as model:
+        assert {type(layer) for layer in model._recorder._model._layers} == {decoder.Layer}  # type: ignore[attr-defined]
