@@ -1,6 +1,6 @@
 # make serve   set everything up, then serve the demo model with its KV cache over four ranks
 # make test    set everything up, then run all tests but the slow ones
-# make lint format bench clean
+# make lint format bench sanitize clean
 #
 # PIP_ARGS goes to every pip install, for example to name an index that has CPU builds of torch.
 # ARGS goes to the server: make serve ARGS="--dcp 2 --port 8080"
@@ -11,9 +11,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(PIP_ARGS)
 ARGS ?= --dcp 4
 STAMP := $(VENV)/.installed-
-KERNEL_SOURCES := $(shell find sgl-kernel -type f -not -path '*/build/*' -not -name '*.pyc')
+KERNEL_SOURCES := $(shell find sgl-kernel -type f -not -path '*/build/*' -not -path '*/test/*' -not -name '*.pyc')
 
-.PHONY: help install serve test slow lint format docs bench coverage clean check-tools
+.PHONY: help install serve test slow lint format docs bench coverage sanitize old-cpus aarch64 clean check-tools
 
 help:
 	@sed -n 's/^# //p' Makefile | head -3
@@ -81,6 +81,10 @@ coverage: install $(STAMP)test
 
 bench: install
 	$(BIN)/python benchmark/bench_comm.py
+
+# The kernels alone, see sgl-kernel/test/Makefile.
+sanitize old-cpus aarch64:
+	@$(MAKE) --no-print-directory -C sgl-kernel/test -j$$(nproc) $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info python/*.egg-info sgl-kernel/build

@@ -276,7 +276,7 @@ void TestLong(const Types& types) {
 // What is not finite stays with the queries that see it.
 void TestSpoiled(const Types& types) {
   for (const double value : {kNaN, kInfinity}) {
-    for (const int64_t token : {0, 1, 40, 98, 132}) {
+    for (const int64_t token : {0, 40, 132}) {
       for (const Shape& shape : {kShapes[0], kShapes[2], kShapes[4]}) {
         Problem causal(shape, Form::kCausal, types, {{1, 0}, {133, 0}, {3, 0}}, 1);
         causal.SpoilValue(1, token, value);
@@ -290,10 +290,10 @@ void TestSpoiled(const Types& types) {
     paged.Run("spoiled page");
     paged.Spoil(1, 30, kNaN);
     paged.Run("spoiled key of a page");
-    Problem both(kShapes[0], Form::kPagedCausal, types, {{1, 30}, {600, 1}, {1, 64}}, 16);
-    both.SpoilValue(1, 500, value);
+    Problem both(kShapes[0], Form::kPagedCausal, types, {{1, 30}, {300, 1}, {1, 64}}, 16);
+    both.SpoilValue(1, 250, value);
     both.Run("spoiled value of a page, causal");
-    both.Spoil(1, 500, kNaN);
+    both.Spoil(1, 250, kNaN);
     both.Run("spoiled key of a page, causal");
   }
 }

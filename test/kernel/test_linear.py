@@ -121,7 +121,7 @@ def test_threads_give_the_same_bits(isa: str, weight_dtype: torch.dtype) -> None
                 assert torch.equal(out, one)
 
 
-def test_several_callers_at_once() -> None:
+def test_several_callers_at_once(isa: str) -> None:
     torch.manual_seed(3)
     jobs = [(random(2, 256), random(1200, 256)) for _ in range(40)]
     with ThreadPoolExecutor(4) as pool:
