@@ -40,18 +40,17 @@ def decoder_layer(
     out: Tensor,
     threads: int = 1,
 ) -> None:
-    """`x += add`, then the layer: x gets what attention gives, and `out` what the gated MLP gives, to be added next. `out` may
-    be `add`.
+    """`x += add`, then the layer: x gets what attention gives, and `out`, which may be `add`, what the gated MLP gives:
+    it is to be added next.
 
     x, add, out: float32 [tokens, hidden]. Matrices are packed, see `dcprt_kernel.linear`; `width` is that of the MLP.
-    Queries and keys are rotated by cos and sin, float32 [tokens, half], halves paired; keys and values of `tokens` go to
-    `slots` of the pools, see `dcprt_kernel.merge.store`; attention is that of `dcprt_kernel.attention.paged`. Weights and
-    pools are of one type, to which every step between is rounded.
+    Queries and keys are rotated by cos and sin, float32 [tokens, half], halves paired; keys and values of `tokens` go
+    to `slots` of the pools, see `dcprt_kernel.merge.store`; attention is that of `dcprt_kernel.attention.paged`.
+    Weights and pools are of one type, to which every step between is rounded.
 
     Raises:
         ValueError: shapes or types do not fit.
     """
-    _decoder_layer(
-        x, add, norm1, norm2, eps, qkv, qkv_bias, o, gate_up, gate_up_bias, down, width, cos, sin, k_pool, v_pool, tokens,
-        slots, kv_head_of, rows, pages, scale, out, threads,
-    )  # fmt: skip
+    weights = norm1, norm2, eps, qkv, qkv_bias, o, gate_up, gate_up_bias, down, width
+    pools = k_pool, v_pool, tokens, slots, kv_head_of, rows, pages
+    _decoder_layer(x, add, *weights, cos, sin, *pools, scale, out, threads)

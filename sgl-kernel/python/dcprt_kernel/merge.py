@@ -1,4 +1,4 @@
-"""Partial attention results, out float32 [tokens, heads, dim] and lse float32 [tokens, heads], and rows stored in pages.
+"""Partial attention results, out float32 [tokens, heads, dim] and lse float32 [tokens, heads]; rows stored in pages.
 
 Everything is contiguous. Merging is in float32; what a part without weight holds is not looked at.
 """
