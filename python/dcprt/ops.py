@@ -8,7 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+INTERFACE = 2
+"""Of the kernels; others would compute nonsense."""
+
 try:
+    import dcprt_kernel
     import dcprt_kernel.elementwise as _elementwise
     import dcprt_kernel.fused as _fused
     import dcprt_kernel.layer as _layer
@@ -19,6 +23,11 @@ except ImportError:
     NATIVE = False
 else:
     NATIVE = True
+    if getattr(dcprt_kernel, "INTERFACE", 1) != INTERFACE:
+        raise RuntimeError(
+            f"dcprt_kernel has interface {getattr(dcprt_kernel, 'INTERFACE', 1)}, dcprt needs {INTERFACE}: build both "
+            "from the same sources, with `make install`."
+        )
 
 BLOCK = 4096
 """Vocabulary rows widened at a time: small enough to stay in the cache between the widening and the product."""

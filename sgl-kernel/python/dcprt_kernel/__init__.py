@@ -14,8 +14,11 @@ import tvm_ffi
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Op", "ShmGroup", "ShmMismatchError", "ShmTimeoutError"]
+__all__ = ["INTERFACE", "Op", "ShmGroup", "ShmMismatchError", "ShmTimeoutError"]
 __version__ = "0.1.0"
+
+INTERFACE = 2
+"""Raised with every change of what a function takes or how packed weights lie."""
 
 _LIBRARY = tvm_ffi.load_module(Path(__file__).with_name("libdcprt_kernel.so"))
 _open = _LIBRARY.shm_open
