@@ -41,7 +41,8 @@ FAILED = -1
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """float32 logits [rows, vocab] to one token a row; the logits are left as they are.
 
-    A row whose logits have no finite maximum, as they are or as adjusted, gets `FAILED`; the others do not notice.
+    A row whose logits have no finite maximum gets `FAILED`; the others do not notice. Parameters that leave no token to
+    choose from, such as a ban of all of them, are not heeded.
     """
     places, values = ops.argmax(logits)
     tokens: list[int] = places.tolist()
@@ -53,8 +54,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
             continue
         changed = adjusted(own, row)
         if changed is not own and not changed.max().isfinite():
-            tokens[i] = FAILED
-            continue
+            changed = own
         if row.params.temperature > 0:
             params, drawn = row.params, uniform(row.params.seed, row.position)
             tokens[i] = ops.draw(changed, params.temperature, params.top_k, params.top_p, params.min_p, drawn)

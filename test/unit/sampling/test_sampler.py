@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dcprt.messages import RowSampling
-from dcprt.sampling.sampler import FAILED, SampleRow, sample, uniform
+from dcprt.sampling.sampler import SampleRow, sample, uniform
 
 
 def row(position: int = 0, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 0) -> SampleRow:
@@ -77,9 +77,9 @@ def test_extreme_temperature_and_logits_stay_in_range() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 1e60])
-def test_a_row_whose_last_token_is_banned_fails_alone(temperature: float) -> None:
-    """All that is left of its logits is -inf."""
+def test_a_ban_that_leaves_no_token_is_not_heeded(temperature: float) -> None:
+    """All that would be left of the logits is -inf."""
     logits = torch.tensor([[-torch.inf, -torch.inf, 5.0], [1.0, 9.0, 0.0]])
     banned = RowSampling(temperature=temperature, top_p=1.0, top_k=0, seed=0, end_ids=[2], min_len=10)
     rows = [SampleRow(banned, 3), row(3, temperature=0.0)]
-    assert sample(logits, rows) == [FAILED, 1]
+    assert sample(logits, rows) == [2, 1]
