@@ -217,6 +217,7 @@ def measure(shape: Shape, dcp: int, directory: Path, options: argparse.Namespace
         chunked_prefill_size=options.chunk,
         max_running_requests=options.requests,
         kv_cache_tokens=options.requests * -(-tokens // 512) * 512,
+        page_size=options.page_size,
         profile_steps=profile_path(shape, dcp, options),
     ) as engine:
         token_bytes = engine.server_info()["kv_bytes_per_token_and_rank"] * options.tp
@@ -255,6 +256,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--context", type=int, default=16384, help="tokens of a prompt")
     out.add_argument("--requests", type=int, default=16)
     out.add_argument("--steps", type=int, default=64, help="least steps in which all requests decode")
+    out.add_argument("--page-size", type=int, default=64, help="in smaller pages memory is read less fast")
     out.add_argument("--chunk", type=int, default=2048, help="prompt tokens of a step")
     out.add_argument("--read-seconds", type=float, default=2.0, help="of each of two measurements of the bandwidth")
     out.add_argument("--profile", type=Path, help="folder that gets a trace of the last steps of each configuration")
