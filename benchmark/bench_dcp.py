@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from bench_linear import read_bandwidth
 from dcprt import Engine, SamplingParams
 from dcprt.planner import host
+from systems.machine import read_bandwidth
 
 HIDDEN, WIDTH, VOCAB, HEAD_DIM = 512, 1536, 512, 128
 LATENT, ROPE, NOPE, VALUE = 512, 64, 128, 128
@@ -205,7 +205,7 @@ def profile_path(shape: Shape, dcp: int, options: argparse.Namespace) -> str | N
 
 def measure(shape: Shape, dcp: int, directory: Path, options: argparse.Namespace) -> Measured:
     """One configuration, in processes of its own."""
-    read = read_bandwidth(argparse.Namespace(mib=256, seconds=options.read_seconds, threads=host.cores()))
+    read = read_bandwidth(options.read_seconds)
     tokens = options.context + -(-options.context // options.chunk) * options.requests + options.steps
     with Engine(
         model=str(directory),

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcprt_kernel.linear import forced_isa, isa_in_use, linear, pack, packed_shape, possible_isas
+from systems.machine import best, read_bandwidth
 
 SMOLLM2_135M = ["576x960", "576x576", "576x3072", "1536x576", "576x49152"]
 
@@ -36,29 +35,10 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
-def best(call: Callable[[], object], seconds: float) -> float:
-    """Seconds of the fastest of at least three calls."""
-    call()
-    least, end = float("inf"), time.perf_counter() + seconds
-    times = 0
-    while times < 3 or time.perf_counter() < end:
-        begin = time.perf_counter()
-        call()
-        least = min(least, time.perf_counter() - begin)
-        times += 1
-    return least
-
-
 def packed(weight: Tensor) -> Tensor:
     out = torch.empty(packed_shape(*weight.shape, weight.dtype.itemsize), dtype=weight.dtype)
     pack(weight, out)
     return out
-
-
-def read_bandwidth(options: argparse.Namespace) -> float:
-    """GB/s of reading memory by torch's sum of a GiB: less may lie in caches of the host that a guest does not see."""
-    numbers = torch.ones(1 << 28)
-    return numbers.nbytes / best(numbers.sum, options.seconds) / 1e9
 
 
 def measure(options: argparse.Namespace, shape: str, rows: int, dtype: torch.dtype) -> tuple[float, list[float]]:
@@ -87,7 +67,7 @@ def measure(options: argparse.Namespace, shape: str, rows: int, dtype: torch.dty
 def main() -> None:
     options = parser().parse_args()
     torch.set_num_threads(options.threads)
-    bandwidth = read_bandwidth(options)
+    bandwidth = read_bandwidth(options.seconds)
     if not options.json:
         print(f"read bandwidth {bandwidth:.1f} GB/s, {options.threads} threads\n")
         names = "".join(f"{isa:>11} {'ratio':>6} {'of read':>8}" for isa in options.isa)

@@ -24,6 +24,8 @@ from typing import Any
 
 import httpx
 
+from systems.watch import parent_and_ticks, pss_kib
+
 WORDS = ["river", "stone", "bridge", "winter", "light", "paper", "engine", "garden", "copper", "cloud", "market"]
 
 
@@ -54,18 +56,8 @@ def drain(server: subprocess.Popen[str], tracebacks: list[str]) -> None:
 
 def pss_mib(root: int) -> float:
     """Proportional set size of a process and its children."""
-    total = 0
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            parent = int(re.search(r"PPid:\s*(\d+)", (entry / "status").read_text())[1])  # type: ignore[index]
-            if int(entry.name) != root and parent != root:
-                continue
-            total += int(re.search(r"^Pss:\s*(\d+)", (entry / "smaps_rollup").read_text(), re.M)[1])  # type: ignore[index]
-        except (OSError, TypeError):
-            continue
-    return total / 1024
+    parents = {int(entry.name): parent_and_ticks(entry)[0] for entry in Path("/proc").glob("[0-9]*")}
+    return sum(pss_kib(process) for process, parent in parents.items() if root in (process, parent)) / 1024
 
 
 def prompt(chosen: random.Random) -> str:

@@ -50,7 +50,7 @@ class Watch:
     def _look(self) -> None:
         while not self._ended.wait(CALM_S if self._timed else EAGER_S):
             self._find_members()
-            self.peak_mib = max(self.peak_mib, sum(map(_pss_kib, self._members)) / 1024)
+            self.peak_mib = max(self.peak_mib, sum(map(pss_kib, self._members)) / 1024)
 
     def _elsewhere(self) -> tuple[float, float]:
         """The time, and the processor time that neither the watched processes nor this one took so far."""
@@ -61,7 +61,7 @@ class Watch:
     def _find_members(self) -> None:
         """Descendants stay members even when their parent has ended."""
         with self._lock:
-            found = {int(entry.name): _parent_and_ticks(entry) for entry in Path("/proc").glob("[0-9]*")}
+            found = {int(entry.name): parent_and_ticks(entry) for entry in Path("/proc").glob("[0-9]*")}
             members, size = self._members & found.keys(), 0
             while size != len(members):
                 size = len(members)
@@ -70,7 +70,7 @@ class Watch:
             self._ticks |= {member: found[member][1] for member in members if found[member][1]}
 
 
-def _parent_and_ticks(entry: Path) -> tuple[int, int]:
+def parent_and_ticks(entry: Path) -> tuple[int, int]:
     """The parent's id and the processor time of its own; zeros for a process that has ended."""
     try:
         fields = (entry / "stat").read_text().rpartition(")")[2].split()
@@ -79,7 +79,8 @@ def _parent_and_ticks(entry: Path) -> tuple[int, int]:
     return int(fields[1]), int(fields[11]) + int(fields[12])
 
 
-def _pss_kib(process: int) -> int:
+def pss_kib(process: int) -> int:
+    """Its proportional set size; 0 for a process that has ended."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -137,11 +137,8 @@ class WholeLayer:
         self, norms: tuple[Tensor, Tensor], eps: float, qkv: Matrix, out: Matrix, gate_up: Matrix, down: Matrix
     ) -> None:
         assert self.possible(qkv, out, gate_up, down)
-        self._weights = (
-            *(*norms, eps),
-            *(qkv._data, qkv._bias, out._data),
-            *(gate_up._data, gate_up._bias, down._data, down.shape[1]),
-        )
+        attention, mlp = (qkv._data, qkv._bias, out._data), (gate_up._data, gate_up._bias, down._data, down.shape[1])
+        self._weights = (*norms, eps, *attention, *mlp)
 
     @staticmethod
     def possible(*matrices: Matrix) -> bool:
@@ -165,9 +162,8 @@ class WholeLayer:
         and pages, see `dcprt_kernel.attention.paged`.
         """
         out = torch.empty_like(x) if add is None else add
-        _layer.decoder_layer(
-            *(x, add, *self._weights, *angles, *pools, *stores, *tables, scale, out, torch.get_num_threads())
-        )
+        step = *angles, *pools, *stores, *tables
+        _layer.decoder_layer(x, add, *self._weights, *step, scale, out, torch.get_num_threads())
         return out
 
 

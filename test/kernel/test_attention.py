@@ -24,7 +24,7 @@ from dcprt.attention.partial import Partial, merge
 from dcprt.attention.plan import AttentionPlan, RowSlice
 from dcprt.attention.torch_backend import TorchBackend
 from dcprt_kernel import attention
-from dcprt_kernel.linear import forced_isa, possible_isas
+from dcprt_kernel.linear import possible_isas
 
 F32, BF16 = torch.float32, torch.bfloat16
 NONE = torch.zeros(0, dtype=torch.int64)
@@ -54,12 +54,6 @@ SHAPES = [
     Shape(5, 5, 8, 8),
     Shape(26, 2, 72, 56),
 ]
-
-
-@pytest.fixture(params=possible_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    with forced_isa(request.param):
-        yield request.param
 
 
 @pytest.fixture(params=[1, 2])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 pytest.importorskip("dcprt_kernel.elementwise")
@@ -13,17 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcprt_kernel.elementwise import argmax, rms_norm, rotate, silu_mul
-from dcprt_kernel.linear import forced_isa, possible_isas
 
 F32, BF16 = torch.float32, torch.bfloat16
 DTYPES = [F32, BF16]
 SIZES = [1, 2, 3, 15, 16, 17, 33, 64, 127, 576, 599]
 
 
-@pytest.fixture(params=possible_isas(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    with forced_isa(request.param):
-        yield request.param
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 def close(found: Tensor, exact: Tensor, rounding: float = 2e-6) -> None:

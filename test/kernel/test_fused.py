@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,7 +15,9 @@ from torch import Tensor
 
 from dcprt_kernel.elementwise import rms_norm, silu_mul
 from dcprt_kernel.fused import norm_gated_mlp, norm_linear
-from dcprt_kernel.linear import forced_isa, linear, pack, packed_shape, possible_isas
+from dcprt_kernel.linear import linear
+
+from .tensors import packed, unaligned
 
 F32, BF16 = torch.float32, torch.bfloat16
 NAN = torch.nan
@@ -28,23 +29,7 @@ EPS = 1e-5
 dtypes = pytest.mark.parametrize("dtype", [F32, BF16])
 
 
-@pytest.fixture(params=possible_isas(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    with forced_isa(request.param):
-        yield request.param
-
-
-def unaligned(x: Tensor) -> Tensor:
-    """A copy that begins one element behind a multiple of 64 bytes."""
-    memory = x.new_empty(x.numel() + 1)
-    memory[1:] = x.flatten()
-    return memory[1:].view(x.shape)
-
-
-def packed(weight: Tensor) -> Tensor:
-    out = torch.full(packed_shape(*weight.shape, weight.dtype.itemsize), NAN, dtype=weight.dtype)
-    pack(weight, out)
-    return out
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,21 +17,10 @@ from torch import Tensor
 from dcprt_kernel import linear as kernel
 from dcprt_kernel.linear import PANEL, forced_isa, isa_in_use, pack, packed_shape, possible_isas
 
+from .tensors import packed
+
 F32, BF16 = torch.float32, torch.bfloat16
 EPS = 2.0**-23
-
-
-@pytest.fixture(params=possible_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    with forced_isa(request.param):
-        yield request.param
-
-
-def packed(weight: Tensor) -> Tensor:
-    """As products read it, with NaN wherever nothing was written."""
-    out = torch.full(packed_shape(*weight.shape, weight.dtype.itemsize), torch.nan, dtype=weight.dtype)
-    pack(weight, out)
-    return out
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, threads: int = 1) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor
 
 from dcprt_kernel import merge as kernel
-from dcprt_kernel.linear import forced_isa, possible_isas
+
+from .tensors import unaligned
 
 F32, BF16 = torch.float32, torch.bfloat16
 NAN, INF = torch.nan, torch.inf
@@ -21,17 +21,7 @@ SHAPES = [(1, 1, 1), (3, 2, 7), (5, 9, 64), (37, 3, 17), (2, 1, 600), (300, 9, 6
 """tokens, heads, dim; the last is shared among threads."""
 
 
-@pytest.fixture(params=possible_isas(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    with forced_isa(request.param):
-        yield request.param
-
-
-def unaligned(x: Tensor) -> Tensor:
-    """A copy that begins one element behind a multiple of 64 bytes."""
-    memory = x.new_empty(x.numel() + 1)
-    memory[1:] = x.flatten()
-    return memory[1:].view(x.shape)
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 def parts_of(count: int, tokens: int, heads: int, dim: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from dcprt_kernel import sampling
-from dcprt_kernel.linear import forced_isa, possible_isas
 
 NEAR = 1e-6
 """A token of float32 weights may be another one where what is drawn is this close to the end of a token's range."""
@@ -33,12 +32,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(params=possible_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    with forced_isa(request.param):
-        yield request.param
 
 
 @dataclass

@@ -70,22 +70,25 @@ class BaseCollective(ABC):
         return Done(nothing) if self.size == 1 else self._start("barrier", nothing, 0)
 
     def _run(self, op: str, x: Tensor) -> Tensor:
-        """`op` on checked arguments from begin to end."""
+        """`op` on checked arguments from begin to end; `size` is at least 2."""
         return self._start(op, x, 0).wait()
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return self.start_all_reduce(x).wait() if self.size == 1 else self._checked_run("all_reduce", x)
+        return self._checked_run("all_reduce", x)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return self.start_all_gather(x).wait() if self.size == 1 else self._checked_run("all_gather", x)
+        return self._checked_run("all_gather", x)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        return self.start_reduce_scatter(x).wait() if self.size == 1 else self._checked_run("reduce_scatter", x)
+        return self._checked_run("reduce_scatter", x)
 
     def all_to_all(self, x: Tensor) -> Tensor:
-        return self.start_all_to_all(x).wait() if self.size == 1 else self._checked_run("all_to_all", x)
+        return self._checked_run("all_to_all", x)
 
     def _checked_run(self, op: str, x: Tensor) -> Tensor:
+        if self.size == 1:
+            done: Handle = getattr(self, f"start_{op}")(x)
+            return done.wait()
         self._check(op, x)
         return self._run(op, x)
 

@@ -3,6 +3,7 @@
 
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
+#include <tvm/ffi/optional.h>
 
 #include <stdexcept>
 
@@ -55,6 +56,40 @@ inline PackedMatrix MatrixOf(const tvm::ffi::TensorView& data, int64_t outs, int
                               << " inputs take.";
   }
   return m;
+}
+
+// Elements from one row of [rows, count] to the next; within a row they are dense.
+inline size_t RowStride(const tvm::ffi::TensorView& x) {
+  Check(x.ndim() == 2, "x, weight and out have two dimensions.");
+  Check(x.size(1) < 2 || x.stride(1) == 1, "the elements of a row must be dense.");
+  return static_cast<size_t>(x.size(0) < 2 ? x.size(1) : x.stride(0));
+}
+
+// What is added to the residual x [rows, hidden] first, or null.
+inline const float* AddOf(const tvm::ffi::Optional<tvm::ffi::TensorView>& add, const tvm::ffi::TensorView& x) {
+  if (!add.has_value()) return nullptr;
+  CheckDense(add.value(), 2, FloatType::kFloat32, "add");
+  Check(add.value().size(0) == x.size(0) && add.value().size(1) == x.size(1), "x and add differ in shape.");
+  return Data<float>(add.value());
+}
+
+// The bias of a matrix, in its type, or null.
+inline const void* BiasOf(const tvm::ffi::Optional<tvm::ffi::TensorView>& bias, const PackedMatrix& matrix) {
+  if (!bias.has_value()) return nullptr;
+  CheckDense(bias.value(), 1, matrix.type, "bias");
+  Check(Size(bias.value(), 0) == matrix.outs, "bias is not [out].");
+  return Data(bias.value());
+}
+
+// Which of `count` tokens go to which slots of pool [pages, page size, ...].
+inline void CheckStores(const tvm::ffi::TensorView& tokens, const tvm::ffi::TensorView& slots, int64_t count,
+                        const tvm::ffi::TensorView& pool) {
+  const int64_t *from = Ints(tokens, "tokens"), *to = Ints(slots, "slots"), last = pool.size(0) * pool.size(1);
+  Check(tokens.numel() == slots.numel(), "there is one slot for each token.");
+  for (int64_t i = 0; i < tokens.numel(); ++i) {
+    Check(from[i] >= 0 && from[i] < count, "a token lies outside of the rows.");
+    Check(to[i] >= 0 && to[i] < last, "a slot lies outside of the pool.");
+  }
 }
 
 // Raises for a DCPRT_KERNEL_ISA that this processor cannot run.

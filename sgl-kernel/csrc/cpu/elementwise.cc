@@ -27,13 +27,6 @@ void CheckFloat32(const TensorView& x, const char* what) {
   Check(IsFloat32(x), what);
 }
 
-// Elements from one row of [rows, count] to the next; within a row they are dense.
-size_t RowStride(const TensorView& x) {
-  Check(x.ndim() == 2, "x has two dimensions.");
-  Check(x.size(1) < 2 || x.stride(1) == 1, "the elements of a row must be dense.");
-  return static_cast<size_t>(x.size(0) < 2 ? x.size(1) : x.stride(0));
-}
-
 // Calls `work` with a null pointer of the element type of x.
 template <class Work>
 void ByType(const TensorView& x, const Work& work) {

@@ -23,21 +23,7 @@ NormArgs<T> NormOf(const TensorView& x, const Optional<TensorView>& add, const T
   CheckDense(x, 2, FloatType::kFloat32, "x");
   CheckDense(weight, 1, TypeOf(weight), "the norm's weight");
   Check(weight.size(0) == x.size(1), "the norm's weight is not as long as a row.");
-  NormArgs<T> a{Data<float>(x), nullptr, Data<T>(weight), static_cast<float>(eps), Size(x, 0), Size(x, 1)};
-  if (add.has_value()) {
-    CheckDense(add.value(), 2, FloatType::kFloat32, "add");
-    Check(add.value().size(0) == x.size(0) && add.value().size(1) == x.size(1), "x and add differ in shape.");
-    a.add = Data<float>(add.value());
-  }
-  return a;
-}
-
-template <class T>
-const T* BiasOf(const Optional<TensorView>& bias, const TensorView& weight, size_t outs) {
-  if (!bias.has_value()) return nullptr;
-  CheckDense(bias.value(), 1, TypeOf(weight), "bias");
-  Check(Size(bias.value(), 0) == outs, "bias is not [out].");
-  return Data<T>(bias.value());
+  return {Data<float>(x), AddOf(add, x), Data<T>(weight), static_cast<float>(eps), Size(x, 0), Size(x, 1)};
 }
 
 // Calls `work` with a null pointer of the type of the weights.
@@ -56,7 +42,8 @@ void NormLinear(TensorView x, Optional<TensorView> add, TensorView norm, double 
     CheckDense(out, 2, TypeOf(norm), "out");
     Check(out.size(0) == x.size(0), "out has not as many rows as x.");
     const PackedMatrix m = MatrixOf(packed, out.size(1), x.size(1));
-    dcprt::NormLinear(a, m, BiasOf<T>(bias, packed, m.outs), Data<T>(out), ChosenIsa(), static_cast<int>(threads));
+    const T* b = static_cast<const T*>(BiasOf(bias, m));
+    dcprt::NormLinear(a, m, b, Data<T>(out), ChosenIsa(), static_cast<int>(threads));
   });
 }
 
@@ -69,8 +56,8 @@ void NormGatedMlp(TensorView x, Optional<TensorView> add, TensorView norm, doubl
     Check(out.size(0) == x.size(0), "out has not as many rows as x.");
     Check(TypeOf(down) == TypeOf(gate_up), "the matrices differ in type.");
     const PackedMatrix first = MatrixOf(gate_up, 2 * width, x.size(1)), second = MatrixOf(down, out.size(1), width);
-    dcprt::NormGatedMlp(a, first, BiasOf<T>(bias, gate_up, first.outs), second, Data<float>(out), ChosenIsa(),
-                        static_cast<int>(threads));
+    const T* b = static_cast<const T*>(BiasOf(bias, first));
+    dcprt::NormGatedMlp(a, first, b, second, Data<float>(out), ChosenIsa(), static_cast<int>(threads));
   });
 }
 

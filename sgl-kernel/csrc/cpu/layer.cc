@@ -40,22 +40,6 @@ AttentionCall PoolsOf(const TensorView& k, const TensorView& v, int64_t tokens, 
   return call;
 }
 
-void CheckStores(const TensorView& tokens, const TensorView& slots, const TensorView& k, int64_t count) {
-  const int64_t *from = Ints(tokens, "tokens"), *to = Ints(slots, "slots");
-  Check(tokens.numel() == slots.numel(), "there is one slot for each token.");
-  for (int64_t i = 0; i < tokens.numel(); ++i) {
-    Check(from[i] >= 0 && from[i] < count, "a token lies outside of the rows.");
-    Check(to[i] >= 0 && to[i] < k.size(0) * k.size(1), "a slot lies outside of the pool.");
-  }
-}
-
-const char* BiasOf(const Optional<TensorView>& bias, FloatType type, size_t outs) {
-  if (!bias.has_value()) return nullptr;
-  CheckDense(bias.value(), 1, type, "bias");
-  Check(Size(bias.value(), 0) == outs, "bias is not [out].");
-  return Data(bias.value());
-}
-
 void Layer(TensorView x, Optional<TensorView> add, TensorView norm1, TensorView norm2, double eps, TensorView qkv,
            Optional<TensorView> qkv_bias, TensorView o, TensorView gate_up, Optional<TensorView> gate_up_bias,
            TensorView down, int64_t width, TensorView cos, TensorView sin, TensorView k, TensorView v, TensorView tokens,
@@ -79,19 +63,15 @@ void Layer(TensorView x, Optional<TensorView> add, TensorView norm1, TensorView 
   a.gate_up = MatrixOf(gate_up, 2 * width, x.size(1));
   a.down = MatrixOf(down, x.size(1), width);
   for (const auto* m : {&a.qkv, &a.o, &a.gate_up, &a.down}) Check(m->type == type, "the weights differ in type.");
-  a.qkv_bias = BiasOf(qkv_bias, type, a.qkv.outs);
-  a.gate_up_bias = BiasOf(gate_up_bias, type, a.gate_up.outs);
+  a.qkv_bias = BiasOf(qkv_bias, a.qkv);
+  a.gate_up_bias = BiasOf(gate_up_bias, a.gate_up);
   a.norm1 = Data(norm1);
   a.norm2 = Data(norm2);
   a.eps = static_cast<float>(eps);
   a.x = Data<float>(x);
   a.out = Data<float>(out);
   a.hidden = Size(x, 1);
-  if (add.has_value()) {
-    CheckDense(add.value(), 2, FloatType::kFloat32, "add");
-    Check(add.value().numel() == x.numel(), "x and add differ in shape.");
-    a.add = Data<float>(add.value());
-  }
+  a.add = AddOf(add, x);
   Check(TypeOf(cos) == FloatType::kFloat32 && TypeOf(sin) == FloatType::kFloat32, "cos and sin are float32.");
   Check(cos.IsContiguous() && sin.IsContiguous() && cos.numel() == sin.numel(), "cos and sin must be alike.");
   a.half = static_cast<size_t>(cos.numel() / x.size(0));
@@ -99,7 +79,7 @@ void Layer(TensorView x, Optional<TensorView> add, TensorView norm1, TensorView 
         "cos is not [tokens, <= dim / 2].");
   a.cos = Data<float>(cos);
   a.sin = Data<float>(sin);
-  CheckStores(tokens, slots, k, x.size(0));
+  CheckStores(tokens, slots, x.size(0), k);
   a.tokens = Ints(tokens, "tokens");
   a.slots = Ints(slots, "slots");
   a.stored = static_cast<size_t>(tokens.numel());

@@ -18,13 +18,6 @@ using dcprt::PackedMatrix;
 using tvm::ffi::Optional;
 using tvm::ffi::TensorView;
 
-// Elements from one row to the next; within a row they are dense.
-size_t RowStride(const TensorView& x) {
-  Check(x.ndim() == 2, "x, weight and out have two dimensions.");
-  Check(x.size(1) < 2 || x.stride(1) == 1, "the elements of a row must be dense.");
-  return static_cast<size_t>(x.size(0) < 2 ? x.size(1) : x.stride(0));
-}
-
 void Pack(TensorView weight, TensorView packed) {
   const size_t stride = RowStride(weight);
   Check(TypeOf(weight) == TypeOf(packed), "packing does not change the type.");

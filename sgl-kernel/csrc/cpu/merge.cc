@@ -67,15 +67,10 @@ void Store(TensorView rows, TensorView tokens, TensorView slots, TensorView pool
   Check(TypeOf(rows) == TypeOf(pool), "rows and pool differ in type.");
   Check(rows.size(1) == pool.size(2) && rows.size(2) == pool.size(3), "rows and pool differ in shape.");
   Check(rows.size(2) < 2 || rows.stride(2) == 1, "the elements of a head must be dense.");
-  Check(tokens.numel() == slots.numel(), "there is one slot for each token.");
-  const int64_t *from = Ints(tokens, "tokens"), *to = Ints(slots, "slots"), last = pool.size(0) * pool.size(1);
-  for (int64_t i = 0; i < tokens.numel(); ++i) {
-    Check(from[i] >= 0 && from[i] < rows.size(0), "a token lies outside of the rows.");
-    Check(to[i] >= 0 && to[i] < last, "a slot lies outside of the pool.");
-  }
+  CheckStores(tokens, slots, rows.size(0), pool);
   const size_t size = TypeOf(rows) == FloatType::kFloat32 ? 4 : 2;
   dcprt::StoreRows(Data(rows), static_cast<size_t>(rows.stride(0)) * size, Size(rows, 2) * size,
-                   static_cast<size_t>(rows.stride(1)) * size, Size(rows, 1), from, to,
+                   static_cast<size_t>(rows.stride(1)) * size, Size(rows, 1), Ints(tokens, "tokens"), Ints(slots, "slots"),
                    static_cast<size_t>(tokens.numel()), Data(pool));
 }
 

@@ -10,8 +10,11 @@
 
 #include <cstring>
 
+#include "checks.h"
+
 namespace {
 
+using namespace dcprt::binding;
 using dcprt::Call;
 using dcprt::Deadline;
 using dcprt::ShmArena;
@@ -55,13 +58,7 @@ void Close(int64_t handle) {
   delete mapping;
 }
 
-char* Data(const TensorView& x) { return static_cast<char*>(x.data_ptr()) + x.byte_offset(); }
-
 int64_t Bytes(const TensorView& x) { return x.numel() * ((x.dtype().bits * x.dtype().lanes + 7) / 8); }
-
-void Check(bool ok, const char* what) {
-  if (!ok) TVM_FFI_THROW(ValueError) << what;
-}
 
 void CheckTensors(int64_t op, int64_t root, const TensorView& x, const TensorView& out, int64_t ranks) {
   Check(x.device().device_type == kDLCPU && out.device().device_type == kDLCPU, "tensors must be on the CPU.");

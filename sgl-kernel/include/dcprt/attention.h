@@ -8,12 +8,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <vector>
 
 #include "dcprt/attention_isa.h"
 #include "dcprt/attention_types.h"
+#include "dcprt/merge.h"
+#include "dcprt/scratch.h"
 #include "dcprt/threads.h"
 
 namespace dcprt {
@@ -82,45 +83,18 @@ inline std::vector<AttentionTask> TasksOf(const std::vector<QueryBlock>& blocks)
   return tasks;
 }
 
-// Merges the results of `pieces` pieces, `step` places apart from `first` on: weights relative to the largest lse, divided
-// by their sum.
-inline void MergeParts(const AttentionParts& parts, int64_t first, int64_t step, int64_t pieces, int64_t dim, float* out,
-                       float* lse) {
-  float top = -INFINITY, sum = 0;
-  for (int64_t i = 0; i < pieces; ++i) top = std::max(top, parts.lse[first + i * step]);
-  for (int64_t i = 0; i < pieces; ++i) sum += std::exp(parts.lse[first + i * step] - top);
-  std::fill(out, out + dim, 0.0f);
-  for (int64_t i = 0; i < pieces; ++i) {
-    const float share = std::exp(parts.lse[first + i * step] - top) / sum;
-    if (share == 0) continue;
-    const float* part = parts.out + (first + i * step) * dim;
-    for (int64_t d = 0; d < dim; ++d) out[d] += share * part[d];
-  }
-  *lse = top + std::log(sum);
-}
-
-inline void MergeBlock(const AttentionCall& call, const QueryBlock& block, const AttentionParts& parts) {
+// Merges the pieces of every query of a block.
+inline void MergeBlock(const AttentionCall& call, const QueryBlock& block, const AttentionParts& parts, Isa isa) {
   const int64_t begin = call.head_offsets[block.head], group = call.head_offsets[block.head + 1] - begin;
   for (int64_t i = 0; i < block.count; ++i) {
     const int64_t index = block.first + i;
     const int64_t place = (block.row->start + index / group) * call.query_heads + call.heads[begin + index % group];
-    float* out = call.out + place * call.value_dim;
-    MergeParts(parts, block.part + i, block.count, block.Pieces(), call.value_dim, out, call.lse + place);
+    const auto at = [&](size_t piece) { return block.part + i + static_cast<int64_t>(piece) * block.count; };
+    MergeItem(
+        static_cast<size_t>(block.Pieces()), [&](size_t piece) { return parts.lse[at(piece)]; },
+        [&](size_t piece) { return parts.out + at(piece) * call.value_dim; }, static_cast<size_t>(call.value_dim),
+        call.out + place * call.value_dim, call.lse + place, isa);
   }
-}
-
-// Memory that a thread keeps between calls.
-inline char* ThreadMemory(int64_t bytes) {
-  struct Free {
-    void operator()(char* memory) const { std::free(memory); }
-  };
-  static thread_local std::unique_ptr<char, Free> memory;
-  static thread_local int64_t held = 0;
-  if (held < bytes) {
-    held = (bytes + 63) / 64 * 64;
-    memory.reset(static_cast<char*>(std::aligned_alloc(64, static_cast<size_t>(held))));
-  }
-  return memory.get();
 }
 
 // Tokens of no row, and rows without keys, get an empty result.
@@ -150,9 +124,10 @@ inline void Attention(const AttentionCall& call, Isa isa, int64_t threads) {
   const std::vector<AttentionTask> tasks = TasksOf(blocks);
   const std::unique_ptr<float[]> memory(new float[static_cast<size_t>(count * (call.value_dim + 1))]);
   const AttentionParts parts{memory.get(), memory.get() + count * call.value_dim};
-  const int64_t bytes = AttentionScratch::Bytes(call.key_dim, call.value_dim);
+  const size_t bytes = static_cast<size_t>(AttentionScratch::Bytes(call.key_dim, call.value_dim));
   const auto run = [&](uint32_t i) {
-    ops.task(call, tasks[i], parts, AttentionScratch(ThreadMemory(bytes), call.key_dim, call.value_dim));
+    char* own = static_cast<char*>(Scratch<Purpose::kAttention>(bytes));
+    ops.task(call, tasks[i], parts, AttentionScratch(own, call.key_dim, call.value_dim));
   };
   if (threads > 1 && tasks.size() > 1) {
     ThreadPool::Get().Run(static_cast<int>(threads), static_cast<uint32_t>(tasks.size()), run);
@@ -160,7 +135,7 @@ inline void Attention(const AttentionCall& call, Isa isa, int64_t threads) {
     for (size_t i = 0; i < tasks.size(); ++i) run(static_cast<uint32_t>(i));
   }
   for (const QueryBlock& block : blocks) {
-    if (block.part >= 0) MergeBlock(call, block, parts);
+    if (block.part >= 0) MergeBlock(call, block, parts, isa);
   }
   for (int64_t r = 0; call.causal && r < call.row_count; ++r) {
     const AttentionRow& row = call.rows[r];

@@ -51,23 +51,9 @@ using Simd = SimdNeon;
 }  // namespace neon
 #endif
 
-inline const AttentionOps& OpsOf(Isa isa) {
-#if defined(__x86_64__)
-  switch (isa) {
-    case Isa::kAvx512Bf16:
-      return avx512bf16::kOps;
-    case Isa::kAvx512:
-      return avx512::kOps;
-    case Isa::kAvx2:
-      return avx2::kOps;
-    default:
-      break;
-  }
-#elif defined(__aarch64__)
-  if (isa == Isa::kNeon) return neon::kOps;
-#endif
-  (void)isa;
-  return generic::kOps;
+static inline const AttentionOps& OpsOf(Isa isa) {
+  static constexpr const AttentionOps* kEvery[] = DCPRT_OF_EVERY_ISA(kOps);
+  return *kEvery[static_cast<int>(isa)];
 }
 
 }  // namespace dcprt::attention_detail

@@ -6,6 +6,7 @@
 
 #include "dcprt/elementwise.h"
 #include "dcprt/linear.h"
+#include "dcprt/scratch.h"
 
 namespace dcprt {
 
@@ -21,8 +22,6 @@ struct NormArgs {
 
 namespace fused_detail {
 
-using linear_detail::Scratch;
-
 // Rows that pass all steps together: what lies between the steps stays in the caches.
 constexpr size_t kRows = 192;
 
@@ -32,7 +31,7 @@ constexpr FloatType kType = sizeof(T) == 2 ? FloatType::kBFloat16 : FloatType::k
 // The normed rows [first, first + rows), in memory of this thread.
 template <class T>
 T* Normed(const NormArgs<T>& a, size_t first, size_t rows, Isa isa, int threads) {
-  T* out = static_cast<T*>(Scratch<1>(std::max<size_t>(1, rows * a.hidden * sizeof(T))));
+  T* out = static_cast<T*>(Scratch<Purpose::kNormed>(rows * a.hidden * sizeof(T)));
   float* x = a.x + first * a.hidden;
   if (a.add == nullptr) {
     RmsNorm(x, a.hidden, a.weight, a.eps, out, rows, a.hidden, isa, threads);
@@ -71,7 +70,7 @@ void NormGatedMlp(const NormArgs<T>& a, const PackedMatrix& gate_up, const T* bi
   for (size_t first = 0; first < a.rows; first += kRows) {
     const size_t rows = std::min(kRows, a.rows - first);
     const T* normed = Normed(a, first, rows, isa, threads);
-    T* both = static_cast<T*>(Scratch<2>(std::max<size_t>(1, rows * 3 * width * sizeof(T))));
+    T* both = static_cast<T*>(Scratch<Purpose::kGateUp>(rows * 3 * width * sizeof(T)));
     T* gated = both + rows * 2 * width;
     Times(normed, gate_up, bias, both, kType<T>, rows, isa, threads);
     SiluMul(both, 2 * width, gated, rows, width, isa, threads);

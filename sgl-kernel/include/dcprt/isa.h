@@ -9,16 +9,20 @@
 
 namespace dcprt {
 
-// In rising order; each can do what those before it can.
+// In rising order; each can do what those before it can. DCPRT_OF_EVERY_ISA has the object of that name in the namespace
+// of each, in the same order.
 #if defined(__x86_64__)
 enum class Isa : int { kGeneric = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3 };
 constexpr const char* kIsaNames[] = {"generic", "avx2", "avx512", "avx512bf16"};
+#define DCPRT_OF_EVERY_ISA(name) {&generic::name, &avx2::name, &avx512::name, &avx512bf16::name}
 #elif defined(__aarch64__)
 enum class Isa : int { kGeneric = 0, kNeon = 1 };
 constexpr const char* kIsaNames[] = {"generic", "neon"};
+#define DCPRT_OF_EVERY_ISA(name) {&generic::name, &neon::name}
 #else
 enum class Isa : int { kGeneric = 0 };
 constexpr const char* kIsaNames[] = {"generic"};
+#define DCPRT_OF_EVERY_ISA(name) {&generic::name}
 #endif
 
 inline const char* NameOf(Isa isa) { return kIsaNames[static_cast<int>(isa)]; }

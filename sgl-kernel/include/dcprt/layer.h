@@ -10,6 +10,7 @@
 #include "dcprt/fused.h"
 #include "dcprt/linear.h"
 #include "dcprt/merge.h"
+#include "dcprt/scratch.h"
 
 namespace dcprt {
 
@@ -32,12 +33,11 @@ struct LayerArgs {
 
 template <class T>
 void DecoderLayer(const LayerArgs& a, Isa isa, int threads) {
-  using linear_detail::Scratch;
   AttentionCall call = a.attention;
   const size_t tokens = static_cast<size_t>(call.tokens), dim = static_cast<size_t>(call.key_dim);
   const size_t heads = static_cast<size_t>(call.query_heads), key_heads = static_cast<size_t>(call.key_heads);
   const size_t width = a.qkv.outs;
-  T* qkv = static_cast<T*>(Scratch<3>(tokens * width * sizeof(T)));
+  T* qkv = static_cast<T*>(Scratch<Purpose::kQkv>(tokens * width * sizeof(T)));
   const NormArgs<T> first{a.x, a.add, static_cast<const T*>(a.norm1), a.eps, tokens, a.hidden};
   NormLinear(first, a.qkv, static_cast<const T*>(a.qkv_bias), qkv, isa, threads);
   Rotate(qkv, width, dim, a.cos, a.sin, tokens, heads + key_heads, a.half, isa, threads);
@@ -48,7 +48,8 @@ void DecoderLayer(const LayerArgs& a, Isa isa, int threads) {
   };
   store(heads, call.k);
   store(heads + key_heads, call.v);
-  float* attended = static_cast<float*>(Scratch<4>(tokens * (heads * (dim + 1) + a.hidden) * sizeof(float)));
+  const size_t floats = tokens * (heads * (dim + 1) + a.hidden);
+  float* attended = static_cast<float*>(Scratch<Purpose::kAttended>(floats * sizeof(float)));
   float* added = attended + tokens * heads * (dim + 1);
   call.q = reinterpret_cast<const char*>(qkv);
   call.q_token_step = static_cast<int64_t>(width);

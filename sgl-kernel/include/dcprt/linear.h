@@ -4,15 +4,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 
 #include "dcprt/bfloat16.h"
 #include "dcprt/isa.h"
 #include "dcprt/linear_isa.h"
 #include "dcprt/linear_types.h"
+#include "dcprt/scratch.h"
 #include "dcprt/threads.h"
 
 namespace dcprt {
@@ -24,22 +22,6 @@ constexpr size_t kRowBlock = 192;   // rows of one part: their inputs stay in th
 constexpr size_t kPanelBlock = 24;  // panels of one part where there are many rows
 constexpr size_t kFewRows = 8;      // up to which the matrix is read faster than it is multiplied
 constexpr size_t kPartBytes = 96 << 10;  // of a part there: who is done first waits for little
-
-// Memory that a thread keeps from one call to the next, one piece for each purpose.
-template <int kPurpose>
-void* Scratch(size_t bytes) {
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  static thread_local std::unique_ptr<void, Free> memory;
-  static thread_local size_t held = 0;
-  if (held < bytes) {
-    held = (bytes + 4095) / 4096 * 4096;
-    memory.reset(std::aligned_alloc(64, held));
-    if (memory == nullptr) throw std::bad_alloc();
-  }
-  return memory.get();
-}
 
 inline float At(const void* x, FloatType type, size_t i) {
   return type == FloatType::kFloat32 ? static_cast<const float*>(x)[i] : ToFloat(static_cast<const BFloat16*>(x)[i]);
@@ -55,7 +37,7 @@ inline const void* Prepared(const LinearArgs& a, const LinearOps& ops, size_t* s
   if (same) return a.x;
   const size_t size = as_pairs ? sizeof(BFloat16) : sizeof(float);
   *stride = a.matrix.Steps() * a.matrix.Width();
-  char* out = static_cast<char*>(Scratch<0>(std::max<size_t>(1, *stride * a.rows * size)));
+  char* out = static_cast<char*>(Scratch<Purpose::kLinearInput>(*stride * a.rows * size));
   for (size_t row = 0; row < a.rows; ++row) {
     char* to = out + row * *stride * size;
     ops.convert(a, row, to);

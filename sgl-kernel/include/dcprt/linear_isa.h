@@ -11,10 +11,8 @@
 
 namespace dcprt::linear_detail {
 
-using attention_detail::SimdGeneric;
-
 namespace generic {
-using Simd = SimdGeneric;
+using Simd = attention_detail::SimdGeneric;
 #include "dcprt/linear_tile.h"
 }  // namespace generic
 
@@ -46,23 +44,9 @@ using Simd = attention_detail::SimdNeon;
 }  // namespace neon
 #endif
 
-inline const LinearOps& OpsOf(Isa isa) {
-#if defined(__x86_64__)
-  switch (isa) {
-    case Isa::kAvx512Bf16:
-      return avx512bf16::kOps;
-    case Isa::kAvx512:
-      return avx512::kOps;
-    case Isa::kAvx2:
-      return avx2::kOps;
-    default:
-      break;
-  }
-#elif defined(__aarch64__)
-  if (isa == Isa::kNeon) return neon::kOps;
-#endif
-  (void)isa;
-  return generic::kOps;
+static inline const LinearOps& OpsOf(Isa isa) {
+  static constexpr const LinearOps* kEvery[] = DCPRT_OF_EVERY_ISA(kOps);
+  return *kEvery[static_cast<int>(isa)];
 }
 
 }  // namespace dcprt::linear_detail

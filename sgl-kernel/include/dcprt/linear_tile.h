@@ -18,8 +18,7 @@ struct Floats {
   static constexpr size_t kWidth = 1;
 
   DCPRT_SIMD Wide Load(const float* from) { return Simd::Load(from); }
-  DCPRT_SIMD Vec First(const float* x) { return Simd::Set1(x[0]); }
-  DCPRT_SIMD Vec Step(const float* x, const Wide& w, Vec acc) { return Simd::Fma(First(x), w, acc); }
+  DCPRT_SIMD Vec Step(const float* x, const Wide& w, Vec acc) { return Simd::Fma(Simd::Set1(x[0]), w, acc); }
 };
 
 // Where processors have no product of bfloat16: the inputs at even and at odd places, widened by a shift and a mask.

@@ -24,27 +24,35 @@ struct PartialView {
 
 constexpr size_t kMostParts = 64;
 
-// out[items, dim] and lse[items], dense, from `count` parts in their order; 0 and -inf where all are empty.
+// One item from `count` parts in their order: lse_of(part) is a part's lse, out_of(part) its out[dim]. 0 and -inf where all
+// are empty.
+template <class LseOf, class OutOf>
+void MergeItem(size_t count, const LseOf& lse_of, const OutOf& out_of, size_t dim, float* out, float* lse, Isa isa) {
+  float top = -INFINITY, sum = 0;
+  for (size_t part = 0; part < count; ++part) {
+    const float own = lse_of(part);
+    if (!(own <= top) && top == top) top = own;  // a NaN is taken too, and stays
+  }
+  std::fill(out, out + dim, 0.0f);
+  *lse = top;
+  if (top == -INFINITY) return;
+  for (size_t part = 0; part < count; ++part) sum += std::exp(lse_of(part) - top);
+  *lse = top + std::log(sum);
+  elementwise_detail::With(isa, [&](auto loops) {
+    for (size_t part = 0; part < count; ++part) {
+      const float share = std::exp(lse_of(part) - top) / sum;
+      if (share != 0) loops.AddScaled(out, out_of(part), share, dim);
+    }
+  });
+}
+
+// out[items, dim] and lse[items], dense, see MergeItem.
 inline void MergePartials(const PartialView* parts, size_t count, size_t items, size_t dim, float* out, float* lse, Isa isa,
                           int threads) {
-  elementwise_detail::With(isa, [&](auto loops) {
-    elementwise_detail::Rows(items, dim * count, threads, [&](size_t item) {
-      float top = -INFINITY, sum = 0, weights[kMostParts];
-      for (size_t p = 0; p < count; ++p) {
-        const float own = parts[p].lse[item * parts[p].lse_step];
-        if (!(own <= top) && top == top) top = own;  // a NaN is taken too, and stays
-      }
-      float* to = out + item * dim;
-      std::fill(to, to + dim, 0.0f);
-      lse[item] = top;
-      if (top == -INFINITY) return;
-      for (size_t p = 0; p < count; ++p) sum += weights[p] = std::exp(parts[p].lse[item * parts[p].lse_step] - top);
-      lse[item] = top + std::log(sum);
-      for (size_t p = 0; p < count; ++p) {
-        if (weights[p] == 0) continue;
-        loops.AddScaled(to, parts[p].out + item * parts[p].out_step, weights[p] / sum, dim);
-      }
-    });
+  elementwise_detail::Rows(items, dim * count, threads, [&](size_t item) {
+    MergeItem(
+        count, [&](size_t p) { return parts[p].lse[item * parts[p].lse_step]; },
+        [&](size_t p) { return parts[p].out + item * parts[p].out_step; }, dim, out + item * dim, lse + item, isa);
   });
 }
 
