@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-INTERFACE = 2
+INTERFACE = 3
 """Of the kernels; others would compute nonsense."""
 
 try:
@@ -63,25 +63,49 @@ class Arena:
         self._at += size
         return found.view(shape)
 
+    def trim(self, last: Tensor, count: int) -> Tensor:
+        """The first elements of the tensor that was made last, one of one dimension; what lies behind is free again."""
+        self._at -= (-(-last.nbytes // 64) - -(-count * last.itemsize // 64)) * 64
+        return last[:count]
+
 
 class Matrix:
     """Weights [out, in] and a bias [out] or none: a product's other factor.
 
     Natively they are packed once, and the product is summed in float32, in the order of the inputs whatever the number
-    of rows. The weights given are not kept then.
+    of rows. The weights given are not kept then. Large bfloat16 ones are coded too, which changes no bit of a result.
     """
+
+    CODED_BYTES = 128 << 10
+    """From which on a matrix is coded: smaller ones stay in a cache."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> None:
         self.shape = (weight.shape[0], weight.shape[1])
         self.dtype = weight.dtype
         self._bias = bias
         self._packed = NATIVE and weight.is_cpu and weight.dtype in PACKED_TYPES
+        self._data = weight
         if self._packed:
-            shape = _linear.packed_shape(*self.shape, weight.dtype.itemsize)
-            self._data = arena.empty(shape, weight.dtype) if arena else weight.new_empty(shape)
-            _linear.pack(weight if weight.stride(1) == 1 else weight.contiguous(), self._data)
-        else:
-            self._data = weight
+            weight = weight if weight.stride(1) == 1 else weight.contiguous()
+            coded = self._coded(weight, arena)
+            self._data = self._plain(weight, arena) if coded is None else coded
+
+    @staticmethod
+    def _plain(weight: Tensor, arena: Arena | None) -> Tensor:
+        shape = _linear.packed_shape(weight.shape[0], weight.shape[1], weight.itemsize)
+        data = arena.empty(shape, weight.dtype) if arena else weight.new_empty(shape)
+        _linear.pack(weight, data)
+        return data
+
+    @classmethod
+    def _coded(cls, weight: Tensor, arena: Arena | None) -> Tensor | None:
+        if weight.dtype != torch.bfloat16 or weight.nbytes < cls.CODED_BYTES or _linear.isa_in_use() == "generic":
+            return None
+        shape = (_linear.coded_room(weight.shape[0], weight.shape[1]),)
+        room = arena.empty(shape, torch.uint8) if arena else torch.empty(shape, dtype=torch.uint8)
+        used = _linear.code(weight, room)
+        coded = arena.trim(room, used) if arena else room[:used].clone()
+        return coded if used else None
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """`x @ weight.T + bias` of [rows, in], in `out_dtype` or else the type of the weights."""

@@ -134,6 +134,7 @@ std::string Label(const char* name, Numbers... numbers) {
 
 // The families that main.cc runs.
 void TestAttention();
+void TestCoded();
 void TestElementwise();
 void TestFork();
 void TestFused();

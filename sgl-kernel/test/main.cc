@@ -25,6 +25,7 @@ constexpr Family kFamilies[] = {
     {"fork", TestFork},
     {"elementwise", TestElementwise},
     {"linear", TestLinear},
+    {"coded", TestCoded},
     {"fused", TestFused},
     {"merge", TestMerge},
     {"sampling", TestSampling},

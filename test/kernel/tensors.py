@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dcprt_kernel.linear import pack, packed_shape
+from dcprt_kernel.linear import code, coded_room, pack, packed_shape
 
 
 def unaligned(x: Tensor) -> Tensor:
@@ -20,3 +20,11 @@ def packed(weight: Tensor) -> Tensor:
     out = torch.full(packed_shape(*weight.shape, weight.dtype.itemsize), torch.nan, dtype=weight.dtype)
     pack(weight, out)
     return out
+
+
+def coded(weight: Tensor) -> Tensor:
+    """A bfloat16 matrix, coded."""
+    room = torch.full((coded_room(*weight.shape),), 255, dtype=torch.uint8)
+    used = code(weight, room)
+    assert used
+    return room[:used].clone()

@@ -336,6 +336,39 @@ def test_arena_tensors_are_aligned_and_apart(dtype: torch.dtype) -> None:
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
 
 
+def test_an_arena_takes_back_what_was_trimmed() -> None:
+    arena = Arena()
+    first = arena.empty((1000,), torch.uint8)
+    second = arena.empty((1000,), torch.uint8)
+    begin, kept = second.data_ptr(), arena.trim(second, 65)
+    assert (len(kept), kept.data_ptr()) == (65, begin)
+    third = arena.empty((8,), torch.float32)
+    assert third.data_ptr() == begin + 128
+    assert arena.trim(third, 0).numel() == 0
+    assert arena.empty((8,), torch.float32).data_ptr() == begin + 128
+    assert first.data_ptr() + 1024 == begin
+
+
+@native
+@pytest.mark.parametrize("in_arena", [False, True])
+def test_large_bfloat16_matrices_are_coded_without_a_trace(in_arena: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    weight, bias = torch.randn(512, 200).to(torch.bfloat16), torch.randn(512).to(torch.bfloat16)
+    norm, down = torch.ones(200, dtype=torch.bfloat16), torch.randn(200, 256).to(torch.bfloat16)
+    found, sizes = [], []
+    for least in (0, 1 << 30):
+        monkeypatch.setattr(Matrix, "CODED_BYTES", least)
+        arena = Arena() if in_arena else None
+        wide, narrow = Matrix(weight, bias, arena), Matrix(down, None, arena)
+        small = Matrix(weight[:1, :1], None, arena)
+        x = torch.randn(5, 200, generator=torch.Generator().manual_seed(1))
+        products = wide(x), wide.normed(x.clone(), None, norm, 1e-5), wide.gated(x.clone(), None, norm, 1e-5, narrow)
+        found.append([*products, small(x[:, :1]), wide.rows(torch.tensor([0, 511, 512, -1, 77]))])
+        sizes.append(wide._data.nbytes)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert sizes[0] < 0.8 * sizes[1]
+
+
 def test_an_arena_lives_as_long_as_its_tensors() -> None:
     arena = Arena()
     kept, other = arena.empty((100_000,), F32), arena.empty((10,), F32)

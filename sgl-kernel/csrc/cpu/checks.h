@@ -9,6 +9,7 @@
 
 #include "dcprt/isa.h"
 #include "dcprt/linear_types.h"
+#include "dcprt/matrix_code.h"
 
 namespace dcprt::binding {
 
@@ -47,9 +48,24 @@ inline const int64_t* Ints(const tvm::ffi::TensorView& x, const char* name) {
   return Data<int64_t>(x);
 }
 
+inline bool IsCoded(const tvm::ffi::TensorView& data) { return data.dtype().code == kDLUInt && data.dtype().bits == 8; }
+
+// What a matrix was coded from is bfloat16.
+inline PackedMatrix CodedOf(const tvm::ffi::TensorView& data, int64_t outs, int64_t ins) {
+  const auto* header = Data<const CodeHeader>(data);
+  Check(data.device().device_type == kDLCPU, "tensors must be on the CPU.");
+  Check(reinterpret_cast<uintptr_t>(header) % 8 == 0, "a coded matrix is aligned to 8 bytes.");
+  if (static_cast<size_t>(data.numel()) < sizeof(CodeHeader) || header->bytes != static_cast<size_t>(data.numel()) ||
+      header->outs != static_cast<size_t>(outs) || header->ins != static_cast<size_t>(ins)) {
+    TVM_FFI_THROW(ValueError) << "a coded matrix is of another size than " << outs << " outputs and " << ins << " inputs.";
+  }
+  return {header, FloatType::kBFloat16, header->outs, header->ins, true};
+}
+
 // `data` as a matrix with that many outputs and inputs.
 inline PackedMatrix MatrixOf(const tvm::ffi::TensorView& data, int64_t outs, int64_t ins) {
   if (outs < 0 || ins < 0 || !data.IsContiguous()) TVM_FFI_THROW(ValueError) << "a packed matrix is contiguous.";
+  if (IsCoded(data)) return CodedOf(data, outs, ins);
   const PackedMatrix m{Data(data), TypeOf(data), static_cast<size_t>(outs), static_cast<size_t>(ins)};
   if (static_cast<size_t>(data.numel()) != m.Panels() * m.PanelElements()) {
     TVM_FFI_THROW(ValueError) << "a packed matrix has another size than " << outs << " outputs and " << ins

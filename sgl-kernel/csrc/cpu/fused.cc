@@ -28,20 +28,20 @@ NormArgs<T> NormOf(const TensorView& x, const Optional<TensorView>& add, const T
 
 // Calls `work` with a null pointer of the type of the weights.
 template <class Work>
-void ByWeights(const TensorView& norm, const TensorView& matrix, const Work& work) {
-  Check(TypeOf(norm) == TypeOf(matrix), "the norm and the matrix differ in type.");
+void ByWeights(const TensorView& norm, const Work& work) {
   if (TypeOf(norm) == FloatType::kFloat32) return work(static_cast<float*>(nullptr));
   work(static_cast<BFloat16*>(nullptr));
 }
 
 void NormLinear(TensorView x, Optional<TensorView> add, TensorView norm, double eps, TensorView packed,
                 Optional<TensorView> bias, TensorView out, int64_t threads) {
-  ByWeights(norm, packed, [&](auto* of) {
+  ByWeights(norm, [&](auto* of) {
     using T = std::remove_pointer_t<decltype(of)>;
     const NormArgs<T> a = NormOf<T>(x, add, norm, eps);
     CheckDense(out, 2, TypeOf(norm), "out");
     Check(out.size(0) == x.size(0), "out has not as many rows as x.");
     const PackedMatrix m = MatrixOf(packed, out.size(1), x.size(1));
+    Check(TypeOf(norm) == m.type, "the norm and the matrix differ in type.");
     const T* b = static_cast<const T*>(BiasOf(bias, m));
     dcprt::NormLinear(a, m, b, Data<T>(out), ChosenIsa(), static_cast<int>(threads));
   });
@@ -49,13 +49,14 @@ void NormLinear(TensorView x, Optional<TensorView> add, TensorView norm, double 
 
 void NormGatedMlp(TensorView x, Optional<TensorView> add, TensorView norm, double eps, TensorView gate_up,
                   Optional<TensorView> bias, TensorView down, int64_t width, TensorView out, int64_t threads) {
-  ByWeights(norm, gate_up, [&](auto* of) {
+  ByWeights(norm, [&](auto* of) {
     using T = std::remove_pointer_t<decltype(of)>;
     const NormArgs<T> a = NormOf<T>(x, add, norm, eps);
     CheckDense(out, 2, FloatType::kFloat32, "out");
     Check(out.size(0) == x.size(0), "out has not as many rows as x.");
-    Check(TypeOf(down) == TypeOf(gate_up), "the matrices differ in type.");
     const PackedMatrix first = MatrixOf(gate_up, 2 * width, x.size(1)), second = MatrixOf(down, out.size(1), width);
+    Check(TypeOf(norm) == first.type, "the norm and the matrix differ in type.");
+    Check(first.type == second.type, "the matrices differ in type.");
     const T* b = static_cast<const T*>(BiasOf(bias, first));
     dcprt::NormGatedMlp(a, first, b, second, Data<float>(out), ChosenIsa(), static_cast<int>(threads));
   });

@@ -12,6 +12,7 @@
 namespace {
 
 using namespace dcprt::binding;
+using dcprt::BFloat16;
 using dcprt::FloatType;
 using dcprt::LinearArgs;
 using dcprt::PackedMatrix;
@@ -25,12 +26,21 @@ void Pack(TensorView weight, TensorView packed) {
   dcprt::PackMatrix(Data(weight), stride, m, Data(packed));
 }
 
+int64_t Code(TensorView weight, TensorView coded) {
+  const size_t stride = RowStride(weight);
+  Check(TypeOf(weight) == FloatType::kBFloat16, "only bfloat16 is coded.");
+  Check(IsCoded(coded) && coded.IsContiguous(), "a coded matrix is uint8 and contiguous.");
+  Check(reinterpret_cast<uintptr_t>(Data(coded)) % 8 == 0, "a coded matrix is aligned to 8 bytes.");
+  const PackedMatrix m{nullptr, FloatType::kBFloat16, Size(weight, 0), Size(weight, 1), true};
+  Check(coded.numel() >= static_cast<int64_t>(m.Panels() * m.PanelElements() * sizeof(BFloat16)), "coding needs more room.");
+  return static_cast<int64_t>(dcprt::CodeMatrix(Data<const BFloat16>(weight), stride, m, Data(coded)));
+}
+
 void Rows(TensorView packed, int64_t outs, TensorView ids, TensorView out) {
   Check(out.ndim() == 2 && out.IsContiguous() && TypeOf(out) == FloatType::kFloat32, "out is float32 and contiguous.");
   Check(ids.numel() == out.size(0), "out has not one row for each id.");
   const PackedMatrix m = MatrixOf(packed, outs, out.size(1));
-  dcprt::PackedRows(m, Ints(ids, "ids"), static_cast<size_t>(ids.numel()),
-                    Data<float>(out));
+  dcprt::PackedRows(m, Ints(ids, "ids"), static_cast<size_t>(ids.numel()), Data<float>(out));
 }
 
 void Linear(TensorView x, TensorView packed, Optional<TensorView> bias, TensorView out, int64_t threads) {
@@ -75,6 +85,7 @@ tvm::ffi::String PossibleIsas() {
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, Linear);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear_pack, Pack);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear_code, Code);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear_rows, Rows);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(isa_in_use, IsaInUse);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(isa_select, SelectIsa);

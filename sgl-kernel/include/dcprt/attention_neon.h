@@ -37,6 +37,21 @@ struct SimdNeon {
     const uint32x4_t odd = vandq_u32(bits, vdupq_n_u32(0xffff0000u));
     return {vreinterpretq_f32_u32(vshlq_n_u32(bits, 16)), vreinterpretq_f32_u32(odd)};
   }
+  DCPRT_SIMD void Decode(const uint8_t* unit, const uint8_t* upper, BFloat16* to) {
+    const uint8x16_t table = vld1q_u8(upper), four = vdupq_n_u8(15);
+    for (int part = 0; part < 4; ++part, unit += 16) {
+      const auto store = [&](int step, uint8x16_t x) {
+        vst1q_u8(reinterpret_cast<uint8_t*>(to + step * 32 + part * 8), x);
+      };
+      const uint8x16_t codes = vld1q_u8(unit + 128), first = vld1q_u8(unit), second = vld1q_u8(unit + 64);
+      const uint8x16_t first_upper = vqtbl1q_u8(table, vandq_u8(codes, four));
+      const uint8x16_t second_upper = vqtbl1q_u8(table, vshrq_n_u8(codes, 4));
+      store(0, vzip1q_u8(first, first_upper));
+      store(1, vzip2q_u8(first, first_upper));
+      store(2, vzip1q_u8(second, second_upper));
+      store(3, vzip2q_u8(second, second_upper));
+    }
+  }
   DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
     return Load(static_cast<const float*>(rows[0]) + at);
   }

@@ -11,6 +11,7 @@
 //   Transpose     of every 4 x 4 block that four such vectors hold
 //   Sum4          the sums of the lanes of four vectors, side by side
 //   Max(a, b)     b if either is NaN
+//   Decode        the bfloat16 weights of a coded unit, see matrix_code.h; `upper`: its 16 upper bytes
 #pragma once
 
 #if defined(__x86_64__)
@@ -75,6 +76,15 @@ struct SimdGeneric {
     std::memcpy(&out.odd, &odd, sizeof(odd));
     return out;
   }
+  DCPRT_SIMD void Decode(const uint8_t* unit, const uint8_t* upper, BFloat16* to) {
+    for (size_t step = 0; step < 4; ++step) {
+      const uint8_t *lower = unit + step / 2 * 64 + step % 2 * 8, *code = unit + 128 + step % 2 * 8;
+      for (size_t i = 0; i < 32; ++i, ++to) {
+        const size_t at = i / 8 * 16 + i % 8;
+        to->bits = static_cast<uint16_t>(upper[code[at] >> (step / 2 * 4) & 15] << 8 | lower[at]);
+      }
+    }
+  }
   DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
     return Load(static_cast<const float*>(rows[0]) + at);
   }
@@ -138,6 +148,23 @@ struct SimdAvx2 {
     const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(bits, 16)), _mm256_castsi256_ps(_mm256_and_si256(bits, upper))};
   }
+  DCPRT_SIMD void Decode(const uint8_t* unit, const uint8_t* upper, BFloat16* to) {
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(upper)));
+    const __m256i four = _mm256_set1_epi8(15);
+    for (int part = 0; part < 2; ++part) {
+      const auto load = [&](int at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit + at + part * 32)); };
+      const auto store = [&](int step, __m256i x) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + step * 32 + part * 16), x);
+      };
+      const __m256i codes = load(128), first = load(0), second = load(64);
+      const __m256i first_upper = _mm256_shuffle_epi8(table, _mm256_and_si256(codes, four));
+      const __m256i second_upper = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(codes, 4), four));
+      store(0, _mm256_unpacklo_epi8(first, first_upper));
+      store(1, _mm256_unpackhi_epi8(first, first_upper));
+      store(2, _mm256_unpacklo_epi8(second, second_upper));
+      store(3, _mm256_unpackhi_epi8(second, second_upper));
+    }
+  }
   DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
     const __m256 low = _mm256_castps128_ps256(_mm_loadu_ps(static_cast<const float*>(rows[0]) + at));
     return _mm256_insertf128_ps(low, _mm_loadu_ps(static_cast<const float*>(rows[4]) + at), 1);
@@ -197,6 +224,18 @@ struct SimdAvx512 {
     const __m512i bits = _mm512_loadu_si512(pairs);
     const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16)), _mm512_castsi512_ps(_mm512_and_si512(bits, upper))};
+  }
+  DCPRT_SIMD void Decode(const uint8_t* unit, const uint8_t* upper, BFloat16* to) {
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(upper)));
+    const __m512i four = _mm512_set1_epi8(15);
+    const __m512i codes = _mm512_loadu_si512(unit + 128);
+    const __m512i first = _mm512_loadu_si512(unit), second = _mm512_loadu_si512(unit + 64);
+    const __m512i first_upper = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, four));
+    const __m512i second_upper = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), four));
+    _mm512_storeu_si512(to, _mm512_unpacklo_epi8(first, first_upper));
+    _mm512_storeu_si512(to + 32, _mm512_unpackhi_epi8(first, first_upper));
+    _mm512_storeu_si512(to + 64, _mm512_unpacklo_epi8(second, second_upper));
+    _mm512_storeu_si512(to + 96, _mm512_unpackhi_epi8(second, second_upper));
   }
   DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
     Vec x = _mm512_castps128_ps512(_mm_loadu_ps(static_cast<const float*>(rows[0]) + at));

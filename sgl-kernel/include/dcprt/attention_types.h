@@ -8,8 +8,6 @@
 
 namespace dcprt {
 
-enum class FloatType : int { kFloat32, kBFloat16 };
-
 // A row: tokens [start, stop) of the queries, attending to `keys` keys. With pages, those are the first slots of the
 // pages from `first_page` on in the page table; else the `keys` tokens from `first_key` on. The last of the keys are those
 // of the row's own tokens if the call is causal; `context` of them lie before.

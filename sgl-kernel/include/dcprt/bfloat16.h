@@ -6,6 +6,8 @@
 
 namespace dcprt {
 
+enum class FloatType : int { kFloat32, kBFloat16 };
+
 struct BFloat16 {
   uint16_t bits;
 };

@@ -10,6 +10,7 @@
 #include "dcprt/isa.h"
 #include "dcprt/linear_isa.h"
 #include "dcprt/linear_types.h"
+#include "dcprt/pack.h"
 #include "dcprt/scratch.h"
 #include "dcprt/threads.h"
 
@@ -23,15 +24,11 @@ constexpr size_t kPanelBlock = 24;  // panels of one part where there are many r
 constexpr size_t kFewRows = 8;      // up to which the matrix is read faster than it is multiplied
 constexpr size_t kPartBytes = 96 << 10;  // of a part there: who is done first waits for little
 
-inline float At(const void* x, FloatType type, size_t i) {
-  return type == FloatType::kFloat32 ? static_cast<const float*>(x)[i] : ToFloat(static_cast<const BFloat16*>(x)[i]);
-}
-
 // Rows of x in the type that the loops read: x itself where it is in that type already, else a copy with zeros up to a
 // whole step.
 inline const void* Prepared(const LinearArgs& a, const LinearOps& ops, size_t* stride) {
   const bool as_pairs = ops.pairs && a.matrix.type == FloatType::kBFloat16;
-  const bool same = as_pairs ? a.x_type == FloatType::kBFloat16 && a.matrix.ins % 2 == 0
+  const bool same = as_pairs ? a.x_type == FloatType::kBFloat16 && a.matrix.ins == a.matrix.Steps() * 2
                              : a.x_type == FloatType::kFloat32 && a.matrix.type == FloatType::kFloat32;
   *stride = a.x_stride;
   if (same) return a.x;
@@ -46,33 +43,6 @@ inline const void* Prepared(const LinearArgs& a, const LinearOps& ops, size_t* s
   return out;
 }
 
-// Copies element (out, in) of a matrix whose rows are `stride` elements apart to its place, and zeros to the rest.
-template <class T>
-void Pack(const T* weight, size_t stride, const PackedMatrix& to, T* data) {
-  constexpr size_t kBytes = 4;  // inputs of a step, whatever their type
-  const size_t width = to.Width(), steps = to.Steps();
-  for (size_t panel = 0; panel < to.Panels(); ++panel) {
-    size_t step = 0;
-    if ((panel + 1) * PackedMatrix::kPanel <= to.outs) {
-      const T* rows = weight + panel * PackedMatrix::kPanel * stride;
-      for (; step < to.ins / width; ++step) {
-        for (size_t lane = 0; lane < PackedMatrix::kPanel; ++lane, data += width) {
-          std::memcpy(data, rows + lane * stride + step * width, kBytes);
-        }
-      }
-    }
-    for (; step < steps; ++step) {
-      for (size_t lane = 0; lane < PackedMatrix::kPanel; ++lane) {
-        const size_t out = panel * PackedMatrix::kPanel + lane;
-        for (size_t i = 0; i < width; ++i, ++data) {
-          const size_t in = step * width + i;
-          *data = out < to.outs && in < to.ins ? weight[out * stride + in] : T{};
-        }
-      }
-    }
-  }
-}
-
 }  // namespace linear_detail
 
 inline void Linear(const LinearArgs& a, Isa isa, int threads) {
@@ -81,7 +51,7 @@ inline void Linear(const LinearArgs& a, Isa isa, int threads) {
   size_t stride;
   const void* x = Prepared(a, ops, &stride);
   const size_t panels = a.matrix.Panels();
-  const size_t panel_bytes = a.matrix.PanelElements() * (a.matrix.type == FloatType::kBFloat16 ? 2 : 4);
+  const size_t panel_bytes = a.matrix.PanelBytes();
   if (threads < 2 || panel_bytes * panels * a.rows < kThreadedBytes) {
     for (size_t row = 0; row < a.rows; row += kRowBlock) {
       ops.part(a, x, stride, {row, std::min(kRowBlock, a.rows - row), 0, panels});
@@ -99,31 +69,6 @@ inline void Linear(const LinearArgs& a, Isa isa, int threads) {
     const size_t row = at / columns * block, panel = at % columns * wide;
     ops.part(a, x, stride, {row, std::min(block, a.rows - row), panel, std::min(wide, panels - panel)});
   });
-}
-
-// data: room for Panels() * PanelElements() elements of the type of `to`. weight: [outs, ins] in the same type.
-inline void PackMatrix(const void* weight, size_t stride, const PackedMatrix& to, void* data) {
-  if (to.type == FloatType::kFloat32) {
-    linear_detail::Pack(static_cast<const float*>(weight), stride, to, static_cast<float*>(data));
-  } else {
-    linear_detail::Pack(static_cast<const BFloat16*>(weight), stride, to, static_cast<BFloat16*>(data));
-  }
-}
-
-// out float32 [count, ins]: rows of the matrix, each an output of it; zeros where `rows` is outside of [0, outs).
-inline void PackedRows(const PackedMatrix& m, const int64_t* rows, size_t count, float* out) {
-  const size_t width = m.Width();
-  for (size_t r = 0; r < count; ++r, out += m.ins) {
-    if (rows[r] < 0 || static_cast<size_t>(rows[r]) >= m.outs) {
-      std::fill(out, out + m.ins, 0.0f);
-      continue;
-    }
-    const size_t row = static_cast<size_t>(rows[r]), panel = row / PackedMatrix::kPanel, lane = row % PackedMatrix::kPanel;
-    const size_t base = panel * m.PanelElements() + lane * width;
-    for (size_t i = 0; i < m.ins; ++i) {
-      out[i] = linear_detail::At(m.data, m.type, base + i / width * PackedMatrix::kPanel * width + i % width);
-    }
-  }
 }
 
 }  // namespace dcprt

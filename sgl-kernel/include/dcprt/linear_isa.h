@@ -8,6 +8,8 @@
 #include "dcprt/attention_simd.h"
 #include "dcprt/isa.h"
 #include "dcprt/linear_types.h"
+#include "dcprt/matrix_code.h"
+#include "dcprt/scratch.h"
 
 namespace dcprt::linear_detail {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "dcprt/attention_types.h"
+#include "dcprt/bfloat16.h"
 
 namespace dcprt {
 
@@ -14,18 +14,28 @@ namespace dcprt {
 //   float32   [panels, ins, 16]
 //   bfloat16  [panels, (ins + 1) / 2, 16, 2]: two inputs side by side, as processors multiply them
 //
-// Outputs and inputs that fill up the last panel and pair are zeros.
+// Outputs and inputs that fill up the last panel and pair are zeros. A `coded` one is kept as matrix_code.h says, in units
+// of kUnitSteps steps.
 struct PackedMatrix {
   const void* data;
   FloatType type;
   size_t outs, ins;
+  bool coded = false;
 
-  static constexpr size_t kPanel = 16;
+  static constexpr size_t kPanel = 16, kUnitSteps = 4;
 
   size_t Width() const { return type == FloatType::kBFloat16 ? 2 : 1; }
   size_t Panels() const { return (outs + kPanel - 1) / kPanel; }
-  size_t Steps() const { return (ins + Width() - 1) / Width(); }
+  size_t Steps() const {
+    const size_t unit = coded ? kUnitSteps * Width() : Width();
+    return (ins + unit - 1) / unit * (unit / Width());
+  }
   size_t PanelElements() const { return Steps() * kPanel * Width(); }
+  // About as many are read for a panel.
+  size_t PanelBytes() const {
+    const size_t plain = PanelElements() * (type == FloatType::kBFloat16 ? 2 : 4);
+    return coded ? plain / 4 * 3 : plain;
+  }
 };
 
 // out[rows, outs] = x[rows, ins] * matrix^T + bias[outs]. Elements of a row are dense; nothing needs to be aligned
