@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -150,19 +152,34 @@ class Matrix:
         return torch.where(inside.unsqueeze(-1), self._data[torch.where(inside, ids, 0)].float(), 0.0)
 
 
-class WholeLayer:
-    """The weights of a decoder layer of the Llama kind, and all of it in one native call.
+class LayerWeights(NamedTuple):
+    """Of a decoder layer of the Llama kind; norms are [hidden]."""
 
-    There is one where every matrix is packed; norms are [hidden], and nothing but the first product of each half has a
-    bias.
+    norm1: Tensor
+    norm2: Tensor
+    qkv: Matrix
+    out: Matrix
+    gate_up: Matrix
+    down: Matrix
+
+
+class WholeLayers:
+    """The weights of the decoder layers of a model, and all of them in one native call.
+
+    There is one where every matrix is packed; nothing but the first product of each half of a layer has a bias.
     """
 
-    def __init__(
-        self, norms: tuple[Tensor, Tensor], eps: float, qkv: Matrix, out: Matrix, gate_up: Matrix, down: Matrix
-    ) -> None:
-        assert self.possible(qkv, out, gate_up, down)
-        attention, mlp = (qkv._data, qkv._bias, out._data), (gate_up._data, gate_up._bias, down._data, down.shape[1])
-        self._weights = (*norms, eps, *attention, *mlp)
+    def __init__(self, layers: Sequence[LayerWeights], eps: float) -> None:
+        assert all(self.possible(*layer[2:]) for layer in layers)
+        weights: list[Tensor] = []
+        for layer in layers:
+            none = torch.empty(0, dtype=layer.norm1.dtype)
+            biases = [none if matrix._bias is None else matrix._bias for matrix in (layer.qkv, layer.gate_up)]
+            weights += [layer.norm1, layer.norm2, layer.qkv._data, biases[0]]
+            weights += [layer.out._data, layer.gate_up._data, biases[1], layer.down._data]
+        self._weights = _layer.held(weights)
+        self._width, self._eps = layers[0].down.shape[1], eps
+        self._pools: tuple[Sequence[tuple[Tensor, Tensor]], Any] | None = None
 
     @staticmethod
     def possible(*matrices: Matrix) -> bool:
@@ -172,22 +189,23 @@ class WholeLayer:
     def __call__(
         self,
         x: Tensor,
-        add: Tensor | None,
         angles: tuple[Tensor, Tensor],
-        pools: tuple[Tensor, Tensor],
+        pools: Sequence[tuple[Tensor, Tensor]],
         stores: tuple[Tensor, Tensor],
         tables: tuple[Tensor, Tensor, Tensor],
         scale: float,
     ) -> Tensor:
-        """What is to be added to x, float32 [tokens, hidden], next; x becomes `x + add` and what attention gives. The
-        result is in the place of `add`, where there is one.
+        """What is to be added to x, float32 [tokens, hidden], in the end; x becomes the sum up to there.
 
-        pools: keys and values. stores: tokens and the slots they go to. tables: the KV head of every query head, rows
-        and pages, see `dcprt_kernel.attention.paged`.
+        pools: keys and values of each layer; the same object at every call, or it is taken apart anew. stores: tokens
+        and the slots they go to. tables: the KV head of every query head, rows and pages, see
+        `dcprt_kernel.attention.paged`.
         """
-        out = torch.empty_like(x) if add is None else add
-        step = *angles, *pools, *stores, *tables
-        _layer.decoder_layer(x, add, *self._weights, *step, scale, out, torch.get_num_threads())
+        if self._pools is None or self._pools[0] is not pools:
+            self._pools = pools, _layer.held([pool for pair in pools for pool in pair])
+        out = torch.empty_like(x)
+        step = *angles, self._pools[1], *stores, *tables
+        _layer.decoder_layers(x, self._weights, self._eps, self._width, *step, scale, out, torch.get_num_threads())
         return out
 
 

@@ -77,6 +77,8 @@ class KVPool:
         self.descriptor = descriptor
         self._layout = descriptor.layout
         self.layers = [LayerKV.zeroed(descriptor, num_pages) for _ in range(descriptor.num_layers)]
+        self.pairs = [(layer.k, layer.v) for layer in self.layers]
+        """Keys and values of each layer, the same list for good."""
 
     def copy(self, copies: list[PageCopy], dcp_rank: int) -> None:
         """Copy this rank's slots of each partly matching span to a fresh page."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from dcprt.ops import NATIVE
 from dcprt.spec import ModelSpec
 from dcprt.weights.loader import Loader
 
+if TYPE_CHECKING:
+    from dcprt.models.whole import NativeLayers
+
 Angles = tuple[Tensor, Tensor]
 
 
@@ -33,19 +36,13 @@ class Attention(Protocol):
     def __call__(self, x: Normed, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor: ...
 
 
-class Block(Protocol):
-    """A layer's place in a decoder.
-
-    Returns what is to be added to the residual `x`, float32 [tokens, hidden], next; `add` is what the layer before left
-    to be added.
-    """
-
-    def __call__(self, x: Tensor, add: Tensor | None, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class Layer:
-    """Attention and MLP, each behind a norm and beside a residual: float32 [tokens, hidden], which is overwritten."""
+    """Attention and MLP, each behind a norm and beside a residual.
+
+    A call returns what is to be added to the residual `x`, float32 [tokens, hidden], next; `add` is what the layer
+    before left to be added, and x, which is overwritten, becomes the sum up to there.
+    """
 
     norm1: RMSNorm
     attention: Attention
@@ -53,7 +50,6 @@ class Layer:
     mlp: MLP
 
     def __call__(self, x: Tensor, add: Tensor | None, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
-        """See `Block`."""
         attended = self.attention(self.norm1.of(x, add), angles, step, kv)
         return self.mlp(self.norm2.of(x, attended))
 
@@ -69,8 +65,8 @@ class Decoder:
         vocab = ((spec.vocab_size, spec.hidden_size), part.start, part.stop, part.padded)
         embedding = load.matrix(load.rows("model.embed_tokens.weight", *vocab))
         self._embed = VocabEmbedding(embedding, part, shard.world)
-        layers = [make_layer(i, f"model.layers.{i}") for i in range(spec.num_layers)]
-        self._layers = [_whole(layer) for layer in layers] if shard.world.size == 1 else layers
+        self._layers = [make_layer(i, f"model.layers.{i}") for i in range(spec.num_layers)]
+        self._whole = _whole(self._layers) if shard.world.size == 1 else None
         self._norm = RMSNorm(load.full("model.norm.weight", (spec.hidden_size,)), spec.rms_eps)
         head = embedding if spec.tie_embeddings else load.matrix(load.rows("lm_head.weight", *vocab))
         self._logits = VocabLogits(head, spec.vocab_size, shard.world)
@@ -80,21 +76,24 @@ class Decoder:
         x = self._embed(step.token_ids)
         angles = self._rotary.angles(step.positions)
         add = None
-        for layer, cache in zip(self._layers, kv.layers, strict=True):
-            add = layer(x, add, angles, step, cache)
+        if self._whole is not None:
+            add = self._whole(x, angles, step, kv)
+        else:
+            for layer, cache in zip(self._layers, kv.layers, strict=True):
+                add = layer(x, add, angles, step, cache)
         return x if add is None else x.add_(add)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._logits(self._norm(hidden))
 
 
-def _whole(layer: Layer) -> Block:
-    """The layer as one native call, where the kernels are installed and know all of it."""
+def _whole(layers: Sequence[Layer]) -> NativeLayers | None:
+    """The layers as one native call, where the kernels are installed and know all of them."""
     if not NATIVE:
-        return layer
-    from dcprt.models.whole import NativeLayer
+        return None
+    from dcprt.models.whole import NativeLayers
 
-    return NativeLayer.of(layer) or layer
+    return NativeLayers.of(layers)
 
 
 class GQAttention:

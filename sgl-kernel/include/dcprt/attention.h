@@ -22,9 +22,9 @@ namespace dcprt {
 namespace attention_detail {
 
 // Multiplications below which waking a thread costs more than it saves.
-constexpr double kWorthThreads = 1e6;
+constexpr double kWorthThreads = 2e5;
 constexpr int64_t kTasksPerThread = 3;
-constexpr int64_t kLeastKeys = 256;  // keys of a part
+constexpr int64_t kLeastKeys = 128;  // keys of a part
 
 // Queries [first, first + count) of a row and key head over `keys` keys, in pieces of `size` keys; where there is more
 // than one piece, their results, `count` each, begin at place `part` of the partial ones.

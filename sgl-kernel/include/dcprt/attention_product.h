@@ -34,14 +34,40 @@ static void ExpAll(const float* x, float* out, int64_t count) {
 template <class T>
 struct Single {
   using Element = T;
+  template <int C>
+  DCPRT_SIMD void Load(const T* from, Vec* to) {
+    for (int c = 0; c < C; ++c) to[c] = Simd::Load(from + c * kLanes);
+  }
   DCPRT_SIMD Vec Step(Vec a, Vec b, Vec acc) { return Simd::Fma(a, b, acc); }
+};
+
+// bfloat16, widened by a shift and a mask: of every 2 * kLanes elements those at even places come first.
+template <class T>
+struct HalvesOf : Single<T> {
+  template <int C>
+  DCPRT_SIMD void Load(const T* from, Vec* to) {
+    if constexpr (sizeof(T) == 2 && C % 2 == 0) {
+      for (int c = 0; c < C; c += 2) {
+        const auto halves = Simd::Split(from + c * kLanes);
+        to[c] = halves.even;
+        to[c + 1] = halves.odd;
+      }
+    }
+  }
 };
 
 template <class S>
 struct Paired {
   using Element = float;
+  template <int C>
+  DCPRT_SIMD void Load(const float* from, Vec* to) {
+    for (int c = 0; c < C; ++c) to[c] = Simd::Load(from + c * kLanes);
+  }
   DCPRT_SIMD Vec Step(Vec a, Vec b, Vec acc) { return S::Pair(a, b, acc); }
 };
+
+// The sums of a tile stay in registers only if these loops vanish before the compiler decides what lives in memory.
+#define DCPRT_UNROLL _Pragma("GCC unroll 16")
 
 // out [R, C * kLanes] = or += a [R, count] times the rows `steps` from element `at` on. With kPart, C is 1 and only
 // `part` columns of the vector are read.
@@ -49,7 +75,9 @@ template <class Op, int R, int C, bool kAdd, bool kPart>
 static void Tile(const float* a, int64_t a_step, const void* const* steps, int64_t at, int64_t count, float* out,
                  int64_t out_step, int64_t part) {
   Vec acc[R][C];
+  DCPRT_UNROLL
   for (int r = 0; r < R; ++r) {
+    DCPRT_UNROLL
     for (int c = 0; c < C; ++c) {
       acc[r][c] = kAdd ? Simd::Load(out + r * out_step + c * kLanes) : Simd::Set1(0);
     }
@@ -57,13 +85,21 @@ static void Tile(const float* a, int64_t a_step, const void* const* steps, int64
   for (int64_t s = 0; s < count; ++s) {
     const auto* row = static_cast<const typename Op::Element*>(steps[s]) + at;
     Vec b[C];
-    for (int c = 0; c < C; ++c) b[c] = kPart ? Simd::LoadPart(row, part) : Simd::Load(row + c * kLanes);
+    if constexpr (kPart) {
+      b[0] = Simd::LoadPart(row, part);
+    } else {
+      Op::template Load<C>(row, b);
+    }
+    DCPRT_UNROLL
     for (int r = 0; r < R; ++r) {
       const Vec x = Simd::Set1(a[r * a_step + s]);
+      DCPRT_UNROLL
       for (int c = 0; c < C; ++c) acc[r][c] = Op::Step(x, b[c], acc[r][c]);
     }
   }
+  DCPRT_UNROLL
   for (int r = 0; r < R; ++r) {
+    DCPRT_UNROLL
     for (int c = 0; c < C; ++c) Simd::Store(out + r * out_step + c * kLanes, acc[r][c]);
   }
 }
@@ -103,6 +139,11 @@ static void Product(int64_t rows, const float* a, int64_t a_step, const void* co
 }
 
 DCPRT_SIMD void FetchRow(const void* row, int64_t bytes) {
+  if (bytes == 128) {
+    __builtin_prefetch(row);
+    __builtin_prefetch(static_cast<const char*>(row) + 64);
+    return;
+  }
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at);
 }
 
@@ -117,10 +158,10 @@ struct Ahead {
 
   // While keys from `j` on are scored.
   inline __attribute__((always_inline)) void Fetch(int64_t j, int64_t rows) const {
-    for (int64_t i = j; i < j + rows; ++i) {
-      if (i + kKeys < count) FetchRow(keys[i + kKeys], key_bytes);
-      if (i < count) FetchRow(values[i], value_bytes);
-    }
+    const int64_t end = j + rows + kKeys < count ? j + rows + kKeys : count;
+    for (int64_t i = j + kKeys; i < end; ++i) FetchRow(keys[i], key_bytes);
+    if (value_bytes == 0) return;
+    for (int64_t i = j; i < j + rows && i < count; ++i) FetchRow(values[i], value_bytes);
   }
 };
 
@@ -129,28 +170,39 @@ template <class Op, int R>
 static void DotTile(const float* q, int64_t q_step, const void* const* keys, int64_t units, float* scores) {
   using Element = typename Op::Element;
   const Element* k[4];
+  DCPRT_UNROLL
   for (int j = 0; j < 4; ++j) k[j] = static_cast<const Element*>(keys[j]);
   Vec acc[R][4];
+  DCPRT_UNROLL
   for (int r = 0; r < R; ++r) {
+    DCPRT_UNROLL
     for (int j = 0; j < 4; ++j) acc[r][j] = Simd::Set1(0);
   }
   int64_t i = 0;
   for (; i + kLanes <= units; i += kLanes) {
     Vec b[4];
+    DCPRT_UNROLL
     for (int j = 0; j < 4; ++j) b[j] = Simd::Load(k[j] + i);
+    DCPRT_UNROLL
     for (int r = 0; r < R; ++r) {
       const Vec x = Simd::Load(q + r * q_step + i);
+      DCPRT_UNROLL
       for (int j = 0; j < 4; ++j) acc[r][j] = Op::Step(x, b[j], acc[r][j]);
     }
   }
   if (i < units) {
+    DCPRT_UNROLL
     for (int j = 0; j < 4; ++j) {
       const Vec b = Simd::LoadPart(k[j] + i, units - i);
+      DCPRT_UNROLL
       for (int r = 0; r < R; ++r) acc[r][j] = Op::Step(Simd::Load(q + r * q_step + i), b, acc[r][j]);
     }
   }
+  DCPRT_UNROLL
   for (int r = 0; r < R; ++r) Simd::Sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], scores + r * kMaxKeys);
 }
+
+#undef DCPRT_UNROLL
 
 template <class Op, int R>
 static void LastDots(int64_t rows, const float* q, int64_t q_step, const void* const* keys, int64_t units,

@@ -33,12 +33,27 @@ static void Locate(const AttentionCall& call, const AttentionSource& source, con
     const int64_t* page = call.pages + task.row->first_page + begin / call.page_size;
     int64_t slot = begin % call.page_size;
     for (int64_t j = 0; j < end - begin; ++page, slot = 0) {
-      const T* at = base + *page * source.page_step;
-      for (; slot < call.page_size && j < end - begin; ++slot, ++j) rows[j] = at + slot * source.slot_step;
+      const T* at = base + *page * source.page_step + slot * source.slot_step;
+      const int64_t left = end - begin - j, in_page = call.page_size - slot, found = left < in_page ? left : in_page;
+      for (int64_t i = 0; i < found; ++i) rows[j + i] = at + i * source.slot_step;
+      j += found;
     }
   }
   const int64_t count = end - begin;
   for (int64_t j = count; j < (count + 15) / 16 * 16; ++j) rows[j] = rows[count - 1];
+}
+
+// The keys of a block and, behind them, those of the next one, up to `next`; the block's own are there already where
+// `moved` of them lie behind those of the block before.
+template <class T>
+static void LocateBlocks(const AttentionCall& call, const AttentionSource& source, const AttentionTask& task, int64_t begin,
+                         int64_t end, int64_t next, int64_t moved, const void** rows) {
+  if (moved == 0) {
+    Locate<T>(call, source, task, begin, end, rows);
+  } else {
+    std::memmove(rows, rows + moved, static_cast<size_t>((end - begin + 15) / 16 * 16) * sizeof(*rows));
+  }
+  if (next > end) Locate<T>(call, source, task, end, next, rows + (end - begin));
 }
 
 // All lanes of x, two and two.
@@ -109,8 +124,9 @@ static void LoadQueries(const AttentionCall& call, const AttentionTask& task, bo
   }
 }
 
+// `halved`: results were summed as `HalvesOf` has them.
 static void StoreResults(const AttentionCall& call, const AttentionTask& task, const AttentionParts& parts,
-                         const AttentionScratch& scratch) {
+                         const AttentionScratch& scratch, bool halved) {
   const int64_t dim = call.value_dim;
   for (int64_t i = 0; i < task.count; ++i) {
     float *out, *lse;
@@ -125,7 +141,16 @@ static void StoreResults(const AttentionCall& call, const AttentionTask& task, c
     const float* acc = scratch.acc + i * Padded(dim);
     const float sum = Fold(Simd::Load(scratch.sums + i * kMaxLanes), [](float a, float b) { return a + b; });
     const float factor = sum == 0 ? 0 : 1.0f / sum;
-    for (int64_t d = 0; d < dim; ++d) out[d] = acc[d] * factor;
+    if (halved) {
+      for (int64_t d = 0; d < dim; d += 2 * kLanes) {
+        for (int64_t j = 0; j < kLanes; ++j) {
+          out[d + 2 * j] = acc[d + j] * factor;
+          out[d + 2 * j + 1] = acc[d + kLanes + j] * factor;
+        }
+      }
+    } else {
+      for (int64_t d = 0; d < dim; ++d) out[d] = acc[d] * factor;
+    }
     *lse = scratch.top[i] + std::log(sum);
   }
 }
@@ -217,6 +242,8 @@ template <class T, bool kPaired>
 static void Attend(const AttentionCall& call, const AttentionTask& task, const AttentionParts& parts,
                    const AttentionScratch& x) {
   const int64_t value_step = Padded(call.value_dim), block = call.key_dim > 256 ? kMaxKeys / 2 : kMaxKeys;
+  const bool many = task.count > 2 * Simd::kRows;
+  const bool halved = sizeof(T) == 2 && !many && call.value_dim % (Simd::kCols * kLanes) == 0;
   LoadQueries(call, task, kPaired, x.queries);
   std::memset(x.acc, 0, static_cast<size_t>(task.count * value_step) * sizeof(float));
   std::memset(x.sums, 0, static_cast<size_t>(task.count * kMaxLanes) * sizeof(float));
@@ -225,8 +252,9 @@ static void Attend(const AttentionCall& call, const AttentionTask& task, const A
   for (int64_t begin = task.key_begin; begin < task.key_end; begin += block) {
     const int64_t end = begin + block < task.key_end ? begin + block : task.key_end, count = end - begin;
     const int64_t next = end + block < task.key_end ? end + block : task.key_end;
-    Locate<T>(call, call.k, task, begin, next, x.k);
-    Locate<T>(call, call.v, task, begin, next, x.v);
+    const int64_t moved = begin == task.key_begin ? 0 : block;
+    LocateBlocks<T>(call, call.k, task, begin, end, next, moved, x.k);
+    LocateBlocks<T>(call, call.v, task, begin, end, next, moved, x.v);
     const int64_t key_bytes = call.key_dim * static_cast<int64_t>(sizeof(T));
     const int64_t value_bytes = call.value_dim * static_cast<int64_t>(sizeof(T));
     Score<T, kPaired>(call, task, x, count,
@@ -236,7 +264,6 @@ static void Attend(const AttentionCall& call, const AttentionTask& task, const A
       Softmax(x.scores + i * kMaxKeys, SeenBy(call, task, begin, count, i), padded, call.scale, x.top + i,
               x.sums + i * kMaxLanes, x.acc + i * value_step, call.value_dim);
     }
-    const bool many = task.count > 2 * Simd::kRows;
     if constexpr (kPaired) {
       if (many && call.causal && call.value_dim % kLanes == 0 && SeenBy(call, task, begin, count, 0) == count) {
         AddValuePairs<Simd>(call, task, x, count);
@@ -246,11 +273,13 @@ static void Attend(const AttentionCall& call, const AttentionTask& task, const A
     if (sizeof(T) == 2 && many) {
       WidenRows<T>(x.v, count, call.value_dim, x.wide);
       AddValues<Single<float>>(call, task, x, begin, count, 0, 0);
+    } else if (halved) {
+      AddValues<HalvesOf<T>>(call, task, x, begin, count, next - end, value_bytes);
     } else {
       AddValues<Single<T>>(call, task, x, begin, count, next - end, value_bytes);
     }
   }
-  StoreResults(call, task, parts, x);
+  StoreResults(call, task, parts, x, halved);
 }
 
 static void RunTask(const AttentionCall& call, const AttentionTask& task, const AttentionParts& parts,

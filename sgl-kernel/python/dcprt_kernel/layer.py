@@ -1,36 +1,38 @@
-"""A decoder layer of the Llama kind in one call, where one rank has all of it."""
+"""Decoder layers of the Llama kind in one call, where one rank has all of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tvm_ffi
 
 from dcprt_kernel import _LIBRARY
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["decoder_layer"]
+__all__ = ["WEIGHTS", "decoder_layers", "held"]
 
-_decoder_layer = _LIBRARY.decoder_layer
+_decoder_layers = _LIBRARY.decoder_layers
+
+WEIGHTS = ("norm1", "norm2", "qkv", "qkv_bias", "o", "gate_up", "gate_up_bias", "down")
+"""Of each layer, in this order."""
 
 
-def decoder_layer(
+def held(tensors: Sequence[Tensor]) -> Any:
+    """The tensors as kernels take many of them: they are looked at once, and live as long as the result."""
+    return tvm_ffi.convert(list(tensors))
+
+
+def decoder_layers(
     x: Tensor,
-    add: Tensor | None,
-    norm1: Tensor,
-    norm2: Tensor,
+    weights: Any,
     eps: float,
-    qkv: Tensor,
-    qkv_bias: Tensor | None,
-    o: Tensor,
-    gate_up: Tensor,
-    gate_up_bias: Tensor | None,
-    down: Tensor,
     width: int,
     cos: Tensor,
     sin: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    pools: Any,
     tokens: Tensor,
     slots: Tensor,
     kv_head_of: Tensor,
@@ -40,10 +42,12 @@ def decoder_layer(
     out: Tensor,
     threads: int = 1,
 ) -> None:
-    """`x += add`, then the layer: x gets what attention gives, and `out`, which may be `add`, what the gated MLP gives:
-    it is to be added next.
+    """Layer after layer: x gets what the one before left to be added and what attention gives, and `out` what the gated
+    MLP gives, which is to be added next.
 
-    x, add, out: float32 [tokens, hidden]. Matrices are packed, see `dcprt_kernel.linear`; `width` is that of the MLP.
+    x, out: float32 [tokens, hidden]. weights: `held` tensors of all layers, `WEIGHTS` each; a bias without elements is
+    none, matrices are packed or coded, see `dcprt_kernel.linear`, `width` is that of the MLP. pools: `held` keys and
+    values, two for each layer, which all have the same shape.
     Queries and keys are rotated by cos and sin, float32 [tokens, half], halves paired; keys and values of `tokens` go
     to `slots` of the pools, see `dcprt_kernel.merge.store`; attention is that of `dcprt_kernel.attention.paged`.
     Weights and pools are of one type, to which every step between is rounded.
@@ -51,6 +55,5 @@ def decoder_layer(
     Raises:
         ValueError: shapes or types do not fit.
     """
-    weights = norm1, norm2, eps, qkv, qkv_bias, o, gate_up, gate_up_bias, down, width
-    pools = k_pool, v_pool, tokens, slots, kv_head_of, rows, pages
-    _decoder_layer(x, add, *weights, cos, sin, *pools, scale, out, threads)
+    where = tokens, slots, kv_head_of, rows, pages
+    _decoder_layers(x, weights, eps, width, cos, sin, pools, *where, scale, out, threads)
