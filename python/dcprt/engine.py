@@ -20,7 +20,7 @@ from dcprt.messages import Finish, TextOut, TextRequest, Usage, pack_tokens
 from dcprt.params import SamplingParams
 from dcprt.runtime import logs
 from dcprt.runtime.prepare import prepare
-from dcprt.runtime.runtime import Runtime, Stream
+from dcprt.runtime.runtime import Event, Runtime, Stream
 from dcprt.runtime.supervisor import GRACE_S
 
 T = TypeVar("T")
@@ -121,13 +121,16 @@ class Engine:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Output]:
         """Complete one prompt, piece by piece. Leaving the iterator early aborts the request."""
-        pieces: queue.Queue[_Piece] = queue.Queue()
-        pumping = self._schedule(self._pump(_request(params, prompt=prompt), pieces.put))
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        stream = self._run(self._open(_request(params, prompt=prompt), events.put))
         try:
-            while (piece := pieces.get()) is not None:
-                yield _unwrap(piece)
+            while not stream.ended:
+                event = stream.read(events.get())
+                if isinstance(event, TextOut):
+                    yield Output.of(event)
         finally:
-            pumping.cancel()
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(stream.close)
 
     async def async_stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[Output]:
         """Like `stream`, in any event loop."""
@@ -194,10 +197,13 @@ class Engine:
             raise
         return runtime
 
-    def _submit(self, request: TextRequest) -> Stream:
+    def _submit(self, request: TextRequest, put: Callable[[Event], None] | None = None) -> Stream:
         if self._runtime is None:
             raise RuntimeFailed("The engine is closed.")
-        return self._runtime.submit(request)
+        return self._runtime.submit(request, put)
+
+    async def _open(self, request: TextRequest, put: Callable[[Event], None]) -> Stream:
+        return self._submit(request, put)
 
     async def _query(self) -> dict[str, Any]:
         assert self._runtime is not None

@@ -6,13 +6,13 @@ of messages, and nothing is waited for when a socket closes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 T = TypeVar("T")
 
@@ -33,6 +33,10 @@ def _socket(context: Any, kind: int, address: str, bind: bool) -> Any:
     else:
         socket.connect(address)
     return socket
+
+
+def _readable(socket: Any) -> bool:
+    return bool(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
 
 
 class Sender:
@@ -61,26 +65,42 @@ class Receiver(Generic[T]):
     def poll(self, wait: bool) -> list[T]:
         """All messages that are there; with `wait`, at least one frame."""
         messages = self._decoder.decode(self._socket.recv()) if wait else []
-        while True:
-            try:
-                messages += self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return messages
+        while _readable(self._socket):
+            messages += self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
+        return messages
 
     def close(self) -> None:
         self._socket.close()
 
 
 class AsyncReceiver(Generic[T]):
-    """The reading end in an event loop."""
+    """The reading end in an event loop, which watches the socket itself: a future for every frame costs more."""
 
-    def __init__(self, context: zmq.asyncio.Context, address: str, kind: Any) -> None:
+    MOST = 64
+    """Frames that are handed on before others in the loop have their turn."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, kind: Any) -> None:
         self._socket = _socket(context, zmq.PULL, address, True)
         self._decoder: msgspec.msgpack.Decoder[list[T]] = msgspec.msgpack.Decoder(list[kind])
 
-    async def recv(self) -> list[T]:
-        """The messages of the next frame."""
-        return self._decoder.decode(await self._socket.recv())
+    async def serve(self, take: Callable[[list[T]], None]) -> None:
+        """Call `take` with the messages of each frame, until cancelled or until it raises."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        descriptor = self._socket.getsockopt(zmq.FD)
+        loop.add_reader(descriptor, changed.set)
+        try:
+            while True:
+                # The descriptor says once that something has changed; hence all that is there is read.
+                for _ in range(self.MOST):
+                    if not _readable(self._socket):
+                        changed.clear()
+                        await changed.wait()
+                        break
+                    take(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+                else:
+                    await asyncio.sleep(0)
+        finally:
+            loop.remove_reader(descriptor)
 
     def close(self) -> None:
         self._socket.close()

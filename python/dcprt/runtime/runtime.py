@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
-from dcprt.errors import RequestError, RuntimeFailed
+from dcprt.errors import DcprtError, RequestError, RuntimeFailed
 from dcprt.messages import (
     Abort,
     Accepted,
@@ -32,16 +31,24 @@ from dcprt.wire import AsyncReceiver, Sender, endpoint
 log = logging.getLogger("dcprt")
 
 
-class Stream:
-    """The events of one request. Iterate until the one with `finish`; leaving early aborts the request."""
+Event = FromTokenizer | RuntimeFailed
 
-    def __init__(self, runtime: Runtime, rid: str, wire: str) -> None:
+
+class Stream:
+    """The events of one request. Iterate until the one with `finish`; leaving early aborts the request.
+
+    With `put`, events go there, for who reads them in another thread: each is given to `read`, and in the end the loop
+    calls `close`.
+    """
+
+    def __init__(self, runtime: Runtime, rid: str, wire: str, put: Callable[[Event], None] | None = None) -> None:
         self.rid = rid
         self.wire = wire
         self.prompt_len = 0
-        self.queue: asyncio.Queue[FromTokenizer | RuntimeFailed] = asyncio.Queue()
+        self.ended = False
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self.put = put or self._queue.put_nowait
         self._runtime = runtime
-        self._ended = False
 
     async def accepted(self) -> None:
         """Wait until the request is known to be valid.
@@ -56,30 +63,37 @@ class Stream:
 
     async def __aiter__(self) -> AsyncIterator[TextOut]:
         try:
-            while not self._ended:
+            while not self.ended:
                 event = await self._next()
                 if isinstance(event, TextOut):
-                    self._ended = event.finish is not None
                     yield event
         finally:
             self.close()
 
+    def read(self, event: Event) -> FromTokenizer:
+        """The next event as it is, unless it says that there is no more.
+
+        Raises:
+            RequestError: the request failed.
+            RuntimeFailed: the server is going down.
+        """
+        if isinstance(event, RequestFailed | RuntimeFailed):
+            self.ended = True
+            raise event.error() if isinstance(event, RequestFailed) else event
+        self.ended = isinstance(event, TextOut) and event.finish is not None
+        return event
+
     def close(self) -> None:
         """Abort the request if it has not ended; forget it in any case."""
-        self._runtime.forget(self, abort=not self._ended)
-        self._ended = True
+        self._runtime.forget(self, abort=not self.ended)
+        self.ended = True
 
     async def _next(self) -> FromTokenizer:
         try:
-            event = await self.queue.get()
-        except asyncio.CancelledError:
+            return self.read(await self._queue.get())
+        except (asyncio.CancelledError, DcprtError):
             self.close()
             raise
-        if isinstance(event, RequestFailed | RuntimeFailed):
-            self._ended = True
-            self._runtime.forget(self, abort=False)
-            raise event.error() if isinstance(event, RequestFailed) else event
-        return event
 
 
 class Runtime:
@@ -88,10 +102,9 @@ class Runtime:
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self.supervisor = Supervisor(deployment)
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         run_dir = self.supervisor.run_dir.path
-        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context(self._context)
-        self._out = Sender(plain, endpoint(run_dir, "requests"))
+        self._out = Sender(self._context, endpoint(run_dir, "requests"))
         self._inbox: AsyncReceiver[FromTokenizer] = AsyncReceiver(
             self._context, endpoint(run_dir, "texts"), FromTokenizer
         )
@@ -106,7 +119,10 @@ class Runtime:
     def start(self) -> None:
         """Start all processes; returns at once."""
         self.supervisor.start()
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._fail_with_supervisor())]
+        self._tasks = [
+            asyncio.create_task(self._inbox.serve(self._receive)),
+            asyncio.create_task(self._fail_with_supervisor()),
+        ]
 
     async def ready(self) -> None:
         """Wait until requests are served.
@@ -117,8 +133,8 @@ class Runtime:
         await self.supervisor.ready()
         self.is_ready = True
 
-    def submit(self, request: TextRequest) -> Stream:
-        """Start a request.
+    def submit(self, request: TextRequest, put: Callable[[Event], None] | None = None) -> Stream:
+        """Start a request; `put` as in `Stream`.
 
         Raises:
             RequestError: a live request has the same id, or the request has values that no message can carry.
@@ -131,7 +147,7 @@ class Runtime:
         wire = wire_id(request.rid, next(self._numbers))
         self._send(msgspec.structs.replace(request, rid=wire), "prompt" if request.chat is None else "messages")
         self._wires[request.rid] = wire
-        stream = self._streams[wire] = Stream(self, request.rid, wire)
+        stream = self._streams[wire] = Stream(self, request.rid, wire, put)
         return stream
 
     def forget(self, stream: Stream, *, abort: bool) -> None:
@@ -192,15 +208,14 @@ class Runtime:
         self._inbox.close()
         self._context.term()
 
-    async def _receive(self) -> None:
-        while True:
-            for message in await self._inbox.recv():
-                if isinstance(message, Reply):
-                    future = self._replies.get(message.qid)
-                    if future is not None and not future.done():
-                        future.set_result(message)
-                elif stream := self._streams.get(message.rid):
-                    stream.queue.put_nowait(message)
+    def _receive(self, messages: list[FromTokenizer]) -> None:
+        for message in messages:
+            if isinstance(message, Reply):
+                future = self._replies.get(message.qid)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            elif stream := self._streams.get(message.rid):
+                stream.put(message)
 
     async def _fail_with_supervisor(self) -> None:
         with suppress(asyncio.CancelledError):
@@ -213,7 +228,7 @@ class Runtime:
         self._failed = reason
         self.is_ready = False
         for stream in list(self._streams.values()):
-            stream.queue.put_nowait(RuntimeFailed(reason))
+            stream.put(RuntimeFailed(reason))
         for future in self._replies.values():
             if not future.done():
                 future.set_exception(RuntimeFailed(reason))

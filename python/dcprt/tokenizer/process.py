@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvloop
-import zmq.asyncio
+import zmq
 
 from dcprt.errors import RequestError
 from dcprt.messages import (
@@ -182,8 +182,7 @@ class TokenizerProcess:
 
 async def serve(launch: Launch, ready: Callable[[], None]) -> None:
     """Serve until the process is ended."""
-    context = zmq.asyncio.Context()
-    plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     run_dir = launch.run_dir
     requests: AsyncReceiver[ToTokenizer] = AsyncReceiver(context, endpoint(run_dir, "requests"), ToTokenizer)
     tokens: AsyncReceiver[FromScheduler] = AsyncReceiver(context, endpoint(run_dir, "tokens"), FromScheduler)
@@ -191,21 +190,16 @@ async def serve(launch: Launch, ready: Callable[[], None]) -> None:
     codec = None if skip else TextCodec(Path(launch.deployment.directory), launch.deployment.chat_template)
     process = TokenizerProcess(
         codec,
-        to_scheduler=Sender(plain, endpoint(run_dir, "scheduler")),
-        to_client=Sender(plain, endpoint(run_dir, "texts")),
+        to_scheduler=Sender(context, endpoint(run_dir, "scheduler")),
+        to_client=Sender(context, endpoint(run_dir, "texts")),
     )
     ready()
 
-    async def inward() -> None:
-        while True:
-            for message in await requests.recv():
-                process.from_client(message)
+    def from_client(messages: list[ToTokenizer]) -> None:
+        for message in messages:
+            process.from_client(message)
 
-    async def outward() -> None:
-        while True:
-            process.from_scheduler(await tokens.recv())
-
-    await asyncio.gather(inward(), outward())
+    await asyncio.gather(requests.serve(from_client), tokens.serve(process.from_scheduler))
 
 
 def run(launch: Launch, ready: Callable[[], None]) -> None:
