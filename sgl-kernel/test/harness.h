@@ -138,6 +138,7 @@ void TestCoded();
 void TestElementwise();
 void TestFork();
 void TestFused();
+void TestLayer();
 void TestLinear();
 void TestMerge();
 void TestSampling();

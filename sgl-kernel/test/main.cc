@@ -30,6 +30,7 @@ constexpr Family kFamilies[] = {
     {"merge", TestMerge},
     {"sampling", TestSampling},
     {"attention", TestAttention},
+    {"layer", TestLayer},
 #endif
 };
 
