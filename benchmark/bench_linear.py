@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcprt_kernel.linear import forced_isa, isa_in_use, linear, pack, packed_shape, possible_isas
+from dcprt_kernel.linear import code, coded_room, forced_isa, isa_in_use, linear, pack, packed_shape, possible_isas
 from systems.machine import best, read_bandwidth
 
 SMOLLM2_135M = ["576x960", "576x576", "576x3072", "1536x576", "576x49152"]
@@ -28,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
     out.add_argument("--dtype", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16", "float32"])
     out.add_argument("--isa", nargs="+", choices=possible_isas(), default=[isa_in_use()])
+    out.add_argument("--coded", action="store_true", help="bfloat16 matrices are coded; GB/s count the plain weights")
     out.add_argument("--threads", type=int, default=1)
     out.add_argument("--mib", type=int, default=128, help="memory of the weights of one shape; more than the caches")
     out.add_argument("--seconds", type=float, default=0.3, help="about this long per figure")
@@ -35,7 +36,10 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
-def packed(weight: Tensor) -> Tensor:
+def packed(weight: Tensor, coded: bool) -> Tensor:
+    if coded and weight.dtype == torch.bfloat16:
+        room = torch.empty(coded_room(weight.shape[0], weight.shape[1]), dtype=torch.uint8)
+        return room[: code(weight, room)].clone()
     out = torch.empty(packed_shape(*weight.shape, weight.dtype.itemsize), dtype=weight.dtype)
     pack(weight, out)
     return out
@@ -46,7 +50,7 @@ def measure(options: argparse.Namespace, shape: str, rows: int, dtype: torch.dty
     ins, outs = map(int, shape.split("x"))
     copies = max(1, -(-(options.mib << 20) // (ins * outs * dtype.itemsize)))
     weights = [torch.randn(outs, ins).to(dtype) for _ in range(copies)]
-    matrices = [packed(weight) for weight in weights]
+    matrices = [packed(weight, options.coded) for weight in weights]
     x, out = torch.randn(rows, ins).to(dtype), torch.empty(rows, outs)
     total = sum(weight.nbytes for weight in weights) / 1e9
 

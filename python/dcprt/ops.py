@@ -20,6 +20,7 @@ try:
     import dcprt_kernel.layer as _layer
     import dcprt_kernel.linear as _linear
     import dcprt_kernel.merge as _merge
+    import dcprt_kernel.pages as _pages
     import dcprt_kernel.sampling as _sampling
 except ImportError:
     NATIVE = False
@@ -177,7 +178,7 @@ class WholeLayers:
             biases = [none if matrix._bias is None else matrix._bias for matrix in (layer.qkv, layer.gate_up)]
             weights += [layer.norm1, layer.norm2, layer.qkv._data, biases[0]]
             weights += [layer.out._data, layer.gate_up._data, biases[1], layer.down._data]
-        self._weights = _layer.held(weights)
+        self._weights = dcprt_kernel.held(weights)
         self._width, self._eps = layers[0].down.shape[1], eps
         self._pools: tuple[Sequence[tuple[Tensor, Tensor]], Any] | None = None
 
@@ -202,7 +203,7 @@ class WholeLayers:
         `dcprt_kernel.attention.paged`.
         """
         if self._pools is None or self._pools[0] is not pools:
-            self._pools = pools, _layer.held([pool for pair in pools for pool in pair])
+            self._pools = pools, dcprt_kernel.held([pool for pair in pools for pool in pair])
         out = torch.empty_like(x)
         step = *angles, self._pools[1], *stores, *tables
         _layer.decoder_layers(x, self._weights, self._eps, self._width, *step, scale, out, torch.get_num_threads())
@@ -278,9 +279,26 @@ def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
 def store(pool: Tensor, rows: Tensor, tokens: Tensor, slots: Tensor) -> None:
     """Rows `tokens` of [tokens, heads, dim] to `slots` of a pool [pages, page_size, heads, dim]; both int64."""
     if NATIVE and rows.is_cpu and rows.dtype == pool.dtype and rows.stride(2) == 1:
-        _merge.store(rows, tokens, slots, pool)
+        _pages.store(rows, tokens, slots, pool)
     elif len(tokens):
         pool.flatten(0, 1)[slots] = rows[tokens].to(pool.dtype)
+
+
+class PageCopies:
+    """Copies pages in several pools [pages, page_size, ...] at once, contiguous ones."""
+
+    def __init__(self, pools: Sequence[Tensor]) -> None:
+        self._pools = pools
+        native = NATIVE and all(pool.is_cpu and pool.dtype in PACKED_TYPES for pool in pools)
+        self._held = dcprt_kernel.held(pools) if native else None
+
+    def __call__(self, source: int, target: int, count: int) -> None:
+        """The first `count` slots of page `source` to page `target`."""
+        if self._held is not None:
+            _pages.copy(self._held, source, target, count)
+            return
+        for pool in self._pools:
+            pool[target, :count] = pool[source, :count]
 
 
 def draw(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, drawn: float) -> int:

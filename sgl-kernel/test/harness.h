@@ -141,6 +141,7 @@ void TestFused();
 void TestLayer();
 void TestLinear();
 void TestMerge();
+void TestPages();
 void TestSampling();
 void TestShm();
 void TestThreads();

@@ -28,6 +28,7 @@ constexpr Family kFamilies[] = {
     {"coded", TestCoded},
     {"fused", TestFused},
     {"merge", TestMerge},
+    {"pages", TestPages},
     {"sampling", TestSampling},
     {"attention", TestAttention},
     {"layer", TestLayer},

@@ -1,4 +1,4 @@
-// Partial results merged against the definition in double, packed, and rows stored in pages.
+// Partial results merged against the definition in double, and packed.
 #include "dcprt/merge.h"
 
 #include <algorithm>
@@ -88,23 +88,6 @@ void Pack(size_t tokens, size_t ranks, size_t own, size_t dim) {
 }
 
 // Two heads of three elements a row, five elements apart; rows eleven elements apart.
-void Store(bool narrow) {
-  const size_t width = narrow ? 2 : 4;
-  const std::vector<int64_t> tokens{3, 0, 2}, slots{1, 6, 0};
-  Array rows(3 * 11 + 8, narrow, 1), pool(7 * 6, narrow, 1);
-  Random random(7);
-  random.Fill(rows);
-  std::vector<Value> expected(pool.size(), Value{kNaN, 0});
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    for (size_t at = 0; at < 6; ++at) {
-      const double value = rows[static_cast<size_t>(tokens[i]) * 11 + at / 3 * 5 + at % 3];
-      expected[static_cast<size_t>(slots[i]) * 6 + at] = {value, 0};
-    }
-  }
-  StoreRows(rows.data(), 11 * width, 3 * width, 5 * width, 2, tokens.data(), slots.data(), tokens.size(), pool.data());
-  ExpectValues(pool, expected, Label("store", narrow));
-}
-
 }  // namespace
 
 void TestMerge() {
@@ -115,7 +98,6 @@ void TestMerge() {
   }
   Merge(2, 1500, 64);  // enough for several threads
   for (const size_t dim : {1, 8, 33}) Pack(3, 2, 5, dim), Pack(0, 2, 1, dim), Pack(1, 4, 1, dim);
-  for (const bool narrow : {false, true}) Store(narrow);
 }
 
 }  // namespace dcprt::test

@@ -1,4 +1,4 @@
-"""Merging and packing partial results, and storing rows in pages, for every instruction set."""
+"""Merging and packing partial results, for every instruction set."""
 
 from __future__ import annotations
 
@@ -161,41 +161,12 @@ def test_pack(tokens: int, ranks: int, own: int, dim: int) -> None:
     assert torch.equal(packed, expected)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize(("heads", "dim"), [(1, 1), (1, 8), (3, 7), (3, 64)])
-def test_store(heads: int, dim: int, dtype: torch.dtype) -> None:
-    """Rows of part of a larger product, some of them, in any order; all other slots keep their bits."""
-    torch.manual_seed(dim)
-    for page_size in (1, 4, 16):
-        pages, tokens = -(-40 // page_size), 23
-        product = torch.randn(tokens, (heads + 4) * dim).to(dtype)
-        rows = product.view(tokens, heads + 4, dim)[:, 1 : heads + 1]
-        pool = unaligned(torch.full((pages, page_size, heads, dim), NAN, dtype=dtype))
-        for count in (0, 1, 19):
-            taken, slots = torch.randperm(tokens)[:count], torch.randperm(pages * page_size)[:count]
-            expected = pool.clone()
-            expected.flatten(0, 1)[slots] = rows[taken]
-            kernel.store(rows, taken, slots, pool)
-            integers = torch.int32 if dtype == F32 else torch.int16
-            assert torch.equal(pool.view(integers), expected.view(integers))
-
-
-def test_store_heads_that_lie_apart() -> None:
-    rows = torch.randn(2, 3, 5).transpose(0, 1)  # [3, 2, 5]: steps between heads larger than between tokens
-    pool = torch.zeros(2, 2, 2, 5)
-    kernel.store(rows, torch.tensor([2, 0, 2]), torch.tensor([0, 3, 1]), pool)
-    assert torch.equal(pool.flatten(0, 1), torch.stack([rows[2], rows[2], torch.zeros(2, 5), rows[0]]))
-
-
 def test_empty_inputs() -> None:
     for shape in ((0, 2, 4), (2, 0, 4), (2, 3, 0)):
         out, lse = merged(torch.zeros(2, *shape), torch.zeros(2, *shape[:2]), 2)
         torch.testing.assert_close(lse, torch.full(shape[:2], 2.0).log())
         packed_merged(torch.zeros(3, *shape), torch.zeros(3, *shape[:2]), 2)
         kernel.pack(out, lse, torch.empty(1, *shape[:2], shape[2] + 1))
-    none = torch.zeros(0, dtype=torch.int64)
-    kernel.store(torch.empty(0, 2, 4), none, none, torch.zeros(1, 1, 2, 4))
-    kernel.store(torch.empty(3, 2, 4), none, none, torch.zeros(0, 4, 2, 4))
 
 
 def test_merging_what_does_not_fit_is_refused() -> None:
@@ -223,28 +194,3 @@ def test_merging_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ValueError):
             wrong()
-
-
-def test_storing_what_does_not_fit_is_refused_before_anything_is_written() -> None:
-    rows, pool = torch.ones(3, 2, 4), torch.zeros(2, 4, 2, 4)
-
-    def call(tokens: list[int], slots: list[int], rows: Tensor = rows, pool: Tensor = pool) -> None:
-        kernel.store(rows, torch.tensor(tokens), torch.tensor(slots), pool)
-
-    for wrong in (
-        lambda: call([0, 1], [0]),
-        lambda: call([0, 3], [0, 1]),
-        lambda: call([0, -1], [0, 1]),
-        lambda: call([0, 1], [0, 8]),
-        lambda: call([0, 1], [0, -1]),
-        lambda: call([0, 1], [0, 1], rows=rows.bfloat16()),
-        lambda: call([0, 1], [0, 1], rows=torch.ones(3, 1, 4)),
-        lambda: call([0, 1], [0, 1], rows=torch.ones(3, 2, 5)),
-        lambda: call([0, 1], [0, 1], rows=torch.ones(3, 4, 2).mT),
-        lambda: call([0, 1], [0, 1], rows=torch.ones(3, 8)),
-        lambda: call([0, 1], [0, 1], pool=torch.zeros(4, 2, 2, 4).transpose(0, 1)),
-        lambda: kernel.store(rows, torch.tensor([0.0]), torch.tensor([1]), pool),
-    ):
-        with pytest.raises(ValueError):
-            wrong()
-    assert not pool.any()

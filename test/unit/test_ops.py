@@ -231,6 +231,20 @@ def test_store(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(found.flatten(0, 1), expected)
 
 
+def test_page_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> list[Tensor]:
+        pools = [torch.arange(24.0).view(2, 3, 4), torch.arange(24.0).view(2, 3, 4).to(torch.bfloat16)]
+        copies = ops.PageCopies(pools)
+        copies(0, 1, 2)
+        copies(0, 1, 0)
+        return pools
+
+    for native, by_torch in zip(*both(work, monkeypatch), strict=True):
+        assert torch.equal(native, by_torch)
+        assert torch.equal(native[1, :2], native[0, :2])
+        assert not torch.equal(native[1, 2], native[0, 2])
+
+
 def parts(tokens: int, heads: int, dim: int) -> tuple[Partial, Partial]:
     """A fifth of each is empty and holds NaN; some tokens are empty in both."""
     made = []

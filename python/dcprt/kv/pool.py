@@ -79,12 +79,11 @@ class KVPool:
         self.layers = [LayerKV.zeroed(descriptor, num_pages) for _ in range(descriptor.num_layers)]
         self.pairs = [(layer.k, layer.v) for layer in self.layers]
         """Keys and values of each layer, the same list for good."""
+        self._copy = ops.PageCopies([pool for layer in self.layers for pool in layer.tensors])
 
     def copy(self, copies: list[PageCopy], dcp_rank: int) -> None:
         """Copy this rank's slots of each partly matching span to a fresh page."""
         for copy in copies:
             assert copy.dst != NULL_PAGE and copy.src != copy.dst
             count = self._layout.local_len(dcp_rank, copy.length)
-            for layer in self.layers:
-                for pool in layer.tensors:
-                    pool[copy.dst, :count] = pool[copy.src, :count]
+            self._copy(copy.src, copy.dst, count)

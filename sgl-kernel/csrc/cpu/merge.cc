@@ -1,4 +1,4 @@
-// Bindings of merging and packing partial attention results, and of storing rows in pages.
+// Bindings of merging and packing partial attention results.
 #include "dcprt/merge.h"
 
 #include <tvm/ffi/container/tensor.h>
@@ -61,22 +61,8 @@ void Pack(TensorView out, TensorView lse, TensorView packed) {
                      Data<float>(packed));
 }
 
-// pool: [pages, page size, heads, dim]; rows: [tokens, heads, dim], the elements of a head dense.
-void Store(TensorView rows, TensorView tokens, TensorView slots, TensorView pool) {
-  Check(rows.ndim() == 3 && pool.ndim() == 4 && pool.IsContiguous(), "rows are [tokens, heads, dim], pools of pages.");
-  Check(TypeOf(rows) == TypeOf(pool), "rows and pool differ in type.");
-  Check(rows.size(1) == pool.size(2) && rows.size(2) == pool.size(3), "rows and pool differ in shape.");
-  Check(rows.size(2) < 2 || rows.stride(2) == 1, "the elements of a head must be dense.");
-  CheckStores(tokens, slots, rows.size(0), pool);
-  const size_t size = TypeOf(rows) == FloatType::kFloat32 ? 4 : 2;
-  dcprt::StoreRows(Data(rows), static_cast<size_t>(rows.stride(0)) * size, Size(rows, 2) * size,
-                   static_cast<size_t>(rows.stride(1)) * size, Size(rows, 1), Ints(tokens, "tokens"), Ints(slots, "slots"),
-                   static_cast<size_t>(tokens.numel()), Data(pool));
-}
-
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge, Merge);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge_packed, MergePacked);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge_pack, Pack);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(kv_store, Store);

@@ -6,15 +6,15 @@
 #include <cstring>
 #include <type_traits>
 
-#include "dcprt/attention_neon.h"
-#include "dcprt/attention_simd.h"
 #include "dcprt/attention_types.h"
 #include "dcprt/isa.h"
+#include "dcprt/simd.h"
+#include "dcprt/simd_neon.h"
 
 namespace dcprt::attention_detail {
 
 namespace generic {
-using Simd = SimdGeneric;
+using Simd = simd::Generic;
 #include "dcprt/attention_product.h"
 #include "dcprt/attention_task.h"
 }  // namespace generic
@@ -22,7 +22,7 @@ using Simd = SimdGeneric;
 #if defined(__x86_64__)
 DCPRT_TARGET_BEGIN(DCPRT_AVX2)
 namespace avx2 {
-using Simd = SimdAvx2;
+using Simd = simd::Avx2;
 #include "dcprt/attention_product.h"
 #include "dcprt/attention_task.h"
 }  // namespace avx2
@@ -30,7 +30,7 @@ DCPRT_TARGET_END
 
 DCPRT_TARGET_BEGIN(DCPRT_AVX512)
 namespace avx512 {
-using Simd = SimdAvx512;
+using Simd = simd::Avx512;
 #include "dcprt/attention_product.h"
 #include "dcprt/attention_task.h"
 }  // namespace avx512
@@ -38,14 +38,14 @@ DCPRT_TARGET_END
 
 DCPRT_TARGET_BEGIN(DCPRT_AVX512BF16)
 namespace avx512bf16 {
-using Simd = SimdAvx512Bf16;
+using Simd = simd::Avx512Bf16;
 #include "dcprt/attention_product.h"
 #include "dcprt/attention_task.h"
 }  // namespace avx512bf16
 DCPRT_TARGET_END
 #elif defined(__aarch64__)
 namespace neon {
-using Simd = SimdNeon;
+using Simd = simd::Neon;
 #include "dcprt/attention_product.h"
 #include "dcprt/attention_task.h"
 }  // namespace neon

@@ -9,7 +9,7 @@
 #include "dcprt/elementwise.h"
 #include "dcprt/fused.h"
 #include "dcprt/linear.h"
-#include "dcprt/merge.h"
+#include "dcprt/pages.h"
 #include "dcprt/scratch.h"
 
 namespace dcprt {

@@ -70,15 +70,4 @@ inline void PackPartial(const float* out, const float* lse, size_t tokens, size_
   }
 }
 
-// Rows `tokens` of new[., row] to rows `slots` of pool[., row]; `bytes` of a row are copied, and new's rows are
-// `new_step` bytes apart, in pieces of `piece` bytes that are `piece_step` apart.
-inline void StoreRows(const char* from, size_t new_step, size_t piece, size_t piece_step, size_t pieces,
-                      const int64_t* tokens, const int64_t* slots, size_t count, char* pool) {
-  for (size_t i = 0; i < count; ++i) {
-    const char* row = from + static_cast<size_t>(tokens[i]) * new_step;
-    char* to = pool + static_cast<size_t>(slots[i]) * piece * pieces;
-    for (size_t p = 0; p < pieces; ++p) std::memcpy(to + p * piece, row + p * piece_step, piece);
-  }
-}
-
 }  // namespace dcprt

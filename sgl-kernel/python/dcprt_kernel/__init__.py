@@ -5,16 +5,17 @@ Calls release the GIL. Importing this package imports torch where it is installe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tvm_ffi
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["INTERFACE", "Op", "ShmGroup", "ShmMismatchError", "ShmTimeoutError"]
+__all__ = ["INTERFACE", "Op", "ShmGroup", "ShmMismatchError", "ShmTimeoutError", "held"]
 __version__ = "0.1.0"
 
 INTERFACE = 3
@@ -29,6 +30,11 @@ _call = _LIBRARY.shm_call
 _peer = _LIBRARY.shm_peer
 
 _TIMEOUT = 1
+
+
+def held(tensors: Sequence[Tensor]) -> Any:
+    """The tensors as kernels take many of them: they are looked at once, and live as long as the result."""
+    return tvm_ffi.convert(list(tensors))
 
 
 class Op(IntEnum):

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-import tvm_ffi
 
 from dcprt_kernel import _LIBRARY
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["WEIGHTS", "decoder_layers", "held"]
+__all__ = ["WEIGHTS", "decoder_layers"]
 
 _decoder_layers = _LIBRARY.decoder_layers
 
 WEIGHTS = ("norm1", "norm2", "qkv", "qkv_bias", "o", "gate_up", "gate_up_bias", "down")
 """Of each layer, in this order."""
-
-
-def held(tensors: Sequence[Tensor]) -> Any:
-    """The tensors as kernels take many of them: they are looked at once, and live as long as the result."""
-    return tvm_ffi.convert(list(tensors))
 
 
 def decoder_layers(
@@ -45,11 +37,11 @@ def decoder_layers(
     """Layer after layer: x gets what the one before left to be added and what attention gives, and `out` what the gated
     MLP gives, which is to be added next.
 
-    x, out: float32 [tokens, hidden]. weights: `held` tensors of all layers, `WEIGHTS` each; a bias without elements is
-    none, matrices are packed or coded, see `dcprt_kernel.linear`, `width` is that of the MLP. pools: `held` keys and
-    values, two for each layer, which all have the same shape.
+    x, out: float32 [tokens, hidden]. weights: `dcprt_kernel.held` tensors of all layers, `WEIGHTS` each; a bias without
+    elements is none, matrices are packed or coded, see `dcprt_kernel.linear`, `width` is that of the MLP. pools:
+    `dcprt_kernel.held` keys and values, two for each layer, which all have the same shape.
     Queries and keys are rotated by cos and sin, float32 [tokens, half], halves paired; keys and values of `tokens` go
-    to `slots` of the pools, see `dcprt_kernel.merge.store`; attention is that of `dcprt_kernel.attention.paged`.
+    to `slots` of the pools, see `dcprt_kernel.pages.store`; attention is that of `dcprt_kernel.attention.paged`.
     Weights and pools are of one type, to which every step between is rounded.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Partial attention results, out float32 [tokens, heads, dim] and lse float32 [tokens, heads]; rows stored in pages.
+"""Partial attention results, out float32 [tokens, heads, dim] and lse float32 [tokens, heads].
 
 Everything is contiguous. Merging is in float32; what a part without weight holds is not looked at.
 """
@@ -12,12 +12,11 @@ from dcprt_kernel import _LIBRARY
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["merge", "merge_packed", "pack", "store"]
+__all__ = ["merge", "merge_packed", "pack"]
 
 _merge = _LIBRARY.merge
 _merge_packed = _LIBRARY.merge_packed
 _pack = _LIBRARY.merge_pack
-_store = _LIBRARY.kv_store
 
 
 def merge(
@@ -47,12 +46,3 @@ def pack(out: Tensor, lse: Tensor, packed: Tensor) -> None:
         ValueError: shapes or types do not fit.
     """
     _pack(out, lse, packed)
-
-
-def store(rows: Tensor, tokens: Tensor, slots: Tensor, pool: Tensor) -> None:
-    """Rows `tokens` of [tokens, heads, dim] to `slots` of pool [pages, page size, heads, dim]; both int64.
-
-    Raises:
-        ValueError: shapes or types do not fit, or a token or slot lies outside.
-    """
-    _store(rows, tokens, slots, pool)

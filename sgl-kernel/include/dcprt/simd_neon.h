@@ -1,4 +1,4 @@
-// The vectors of attention_simd.h for aarch64, where NEON is part of the baseline. bfloat16 is widened.
+// The vectors of simd.h for aarch64, where NEON is part of the baseline. bfloat16 is widened.
 #pragma once
 
 #if defined(__aarch64__)
@@ -8,12 +8,12 @@
 #include <cstdint>
 #include <cstring>
 
-#include "dcprt/attention_simd.h"
+#include "dcprt/simd.h"
 #include "dcprt/bfloat16.h"
 
-namespace dcprt::attention_detail {
+namespace dcprt::simd {
 
-struct SimdNeon {
+struct Neon {
   using Vec = float32x4_t;
   static constexpr int kLanes = 4, kRows = 6, kCols = 4, kDotRows = 4, kLinearRows = 5, kLinearPanels = 1;
   static constexpr bool kPairs = false;
@@ -90,6 +90,6 @@ struct SimdNeon {
   }
 };
 
-}  // namespace dcprt::attention_detail
+}  // namespace dcprt::simd
 
 #endif

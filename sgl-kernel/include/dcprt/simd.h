@@ -1,4 +1,4 @@
-// Vectors of float32 for the attention kernels: one struct for each instruction set, all with the same members.
+// Vectors of float32: one struct for each instruction set, all with the same members.
 //
 //   kLanes        elements of a vector
 //   kRows, kCols  rows, and vectors in a row, of the tile of a product that is held in registers
@@ -40,10 +40,10 @@
 #define DCPRT_AVX512 "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"
 #define DCPRT_AVX512BF16 "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma"
 
-namespace dcprt::attention_detail {
+namespace dcprt::simd {
 
 // Four lanes, as the compiler finds them on any processor.
-struct SimdGeneric {
+struct Generic {
   typedef float Vec __attribute__((vector_size(16)));
   typedef int32_t Ints __attribute__((vector_size(16)));
   static constexpr int kLanes = 4, kRows = 4, kCols = 2, kDotRows = 1, kLinearRows = 2, kLinearPanels = 1;
@@ -123,7 +123,7 @@ struct SimdGeneric {
 
 DCPRT_TARGET_BEGIN(DCPRT_AVX2)
 
-struct SimdAvx2 {
+struct Avx2 {
   using Vec = __m256;
   static constexpr int kLanes = 8, kRows = 6, kCols = 2, kDotRows = 2, kLinearRows = 5, kLinearPanels = 1;
   static constexpr bool kPairs = false;
@@ -199,7 +199,7 @@ struct SimdAvx2 {
 DCPRT_TARGET_END
 DCPRT_TARGET_BEGIN(DCPRT_AVX512)
 
-struct SimdAvx512 {
+struct Avx512 {
   using Vec = __m512;
   static constexpr int kLanes = 16, kRows = 6, kCols = 4, kDotRows = 4, kLinearRows = 8, kLinearPanels = 3;
   static constexpr bool kPairs = false;
@@ -274,7 +274,7 @@ struct SimdAvx512 {
 DCPRT_TARGET_END
 DCPRT_TARGET_BEGIN(DCPRT_AVX512BF16)
 
-struct SimdAvx512Bf16 : SimdAvx512 {
+struct Avx512Bf16 : Avx512 {
   static constexpr bool kPairs = true;
 
   // kLanes pairs of bfloat16, and one pair in every lane.
@@ -301,4 +301,4 @@ DCPRT_TARGET_END
 
 #endif
 
-}  // namespace dcprt::attention_detail
+}  // namespace dcprt::simd
