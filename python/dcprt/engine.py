@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -122,15 +123,16 @@ class Engine:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Output]:
         """Complete one prompt, piece by piece. Leaving the iterator early aborts the request."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        stream = self._run(self._open(_request(params, prompt=prompt), events.put))
+        opened: list[Stream] = []
         try:
-            while not stream.ended:
-                event = stream.read(events.get())
+            self._run(self._open(_request(params, prompt=prompt), events.put, opened))
+            while not opened[0].ended:
+                event = opened[0].read(events.get())
                 if isinstance(event, TextOut):
                     yield Output.of(event)
         finally:
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(stream.close)
+            with suppress(RuntimeError):  # the loop is closed, and with it the engine
+                self._loop.call_soon_threadsafe(_close, opened)
 
     async def async_stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[Output]:
         """Like `stream`, in any event loop."""
@@ -202,8 +204,9 @@ class Engine:
             raise RuntimeFailed("The engine is closed.")
         return self._runtime.submit(request, put)
 
-    async def _open(self, request: TextRequest, put: Callable[[Event], None]) -> Stream:
-        return self._submit(request, put)
+    async def _open(self, request: TextRequest, put: Callable[[Event], None], opened: list[Stream]) -> None:
+        """The stream goes to `opened`, since an interrupt can make the caller miss a result."""
+        opened.append(self._submit(request, put))
 
     async def _query(self) -> dict[str, Any]:
         assert self._runtime is not None
@@ -251,6 +254,11 @@ class Engine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _close(streams: list[Stream]) -> None:
+    for stream in streams:
+        stream.close()
 
 
 async def _others_done() -> None:

@@ -101,5 +101,7 @@ def test_copying_what_is_outside_is_refused_before_anything_is_written(source: i
     assert torch.equal(pools[0].flatten(), torch.arange(64.0))
     with pytest.raises(ValueError, match="contiguous"):
         kernel.copy(held([torch.zeros(4, 4, 4).mT]), 0, 1, 1)
+    with pytest.raises(ValueError, match="no slots"):
+        kernel.copy(held([torch.zeros(2, 0, 4)]), 0, 1, 0)
     with pytest.raises(ValueError, match="float32 and bfloat16"):
         kernel.copy(held([torch.zeros(4, 4, dtype=torch.float64)]), 0, 1, 1)

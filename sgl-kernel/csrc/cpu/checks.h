@@ -48,12 +48,14 @@ inline const int64_t* Ints(const tvm::ffi::TensorView& x, const char* name) {
   return Data<int64_t>(x);
 }
 
-inline bool IsCoded(const tvm::ffi::TensorView& data) { return data.dtype().code == kDLUInt && data.dtype().bits == 8; }
+inline bool IsCoded(const tvm::ffi::TensorView& data) {
+  Check(data.device().device_type == kDLCPU, "tensors must be on the CPU.");
+  return data.dtype().code == kDLUInt && data.dtype().bits == 8;
+}
 
 // What a matrix was coded from is bfloat16.
 inline PackedMatrix CodedOf(const tvm::ffi::TensorView& data, int64_t outs, int64_t ins) {
   const auto* header = Data<const CodeHeader>(data);
-  Check(data.device().device_type == kDLCPU, "tensors must be on the CPU.");
   Check(reinterpret_cast<uintptr_t>(header) % 8 == 0, "a coded matrix is aligned to 8 bytes.");
   if (static_cast<size_t>(data.numel()) < sizeof(CodeHeader) || header->bytes != static_cast<size_t>(data.numel()) ||
       header->outs != static_cast<size_t>(outs) || header->ins != static_cast<size_t>(ins)) {

@@ -36,6 +36,7 @@ void Copy(Array<Tensor> pools, int64_t from, int64_t to, int64_t count) {
   for (const Tensor& tensor : pools) {
     const TensorView pool = tensor;
     Check(pool.ndim() >= 2 && pool.IsContiguous(), "pools are [pages, page size, ...], and contiguous.");
+    Check(pool.size(1) > 0, "pages have no slots.");
     Check(from >= 0 && to >= 0 && from < pool.size(0) && to < pool.size(0), "a page lies outside of a pool.");
     Check(from != to && count >= 0 && count <= pool.size(1), "slots of one page go to another page.");
     Width(pool);

@@ -6,10 +6,10 @@
 // their packed order, see linear_types.h. A unit that has any other upper byte is kept as it is.
 //
 //   CodeHeader
+//   units                    of every panel: uint8 [2, 64] lower bytes of each half, uint8 [64] the places of upper bytes,
+//                            those of the first half in the lower four bits; or bfloat16 [128]
 //   CodePlace [panels + 1]   where the units of a panel begin, and which of them are kept; the last: where both end
 //   uint32 []                kept units of every panel, ascending, then kNoUnit
-//   units                    uint8 [2, 64] lower bytes of each half, uint8 [64] the places of upper bytes: those of the
-//                            first half in the lower four bits; or bfloat16 [128]
 //
 // Units begin at a multiple of 64 bytes. `PlaceOf` gives the order inside a half: such that interleaving 16 lower with 16
 // upper bytes gives 8 weights of a step and 8 of the next.
@@ -27,7 +27,8 @@ namespace dcprt {
 struct CodeHeader {
   uint8_t upper[16];
   uint64_t outs, ins, bytes;
-  uint64_t unused[3];
+  uint64_t places;  // where they are, in bytes from the header
+  uint64_t unused[2];
 };
 static_assert(sizeof(CodeHeader) == 64, "what follows is aligned like the header");
 
@@ -42,7 +43,6 @@ constexpr size_t kUnit = PackedMatrix::kUnitSteps * PackedMatrix::kPanel * 2;  /
 constexpr size_t kCodedUnit = kUnit + kUnit / 2, kKeptUnit = kUnit * 2;        // bytes
 constexpr uint32_t kNoUnit = UINT32_MAX;
 
-constexpr size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 // Of weight i of a half: a step holds 32 weights, a vector lane 8 of them.
 constexpr size_t PlaceOf(size_t i) { return i % 32 / 8 * 16 + i / 32 * 8 + i % 8; }
 
@@ -52,7 +52,8 @@ class CodedPanel {
   CodedPanel() = default;
   CodedPanel(const PackedMatrix& m, size_t panel) {
     const uint8_t* data = static_cast<const uint8_t*>(m.data);
-    const CodePlace* place = reinterpret_cast<const CodePlace*>(data + sizeof(CodeHeader)) + panel;
+    const uint64_t places = static_cast<const CodeHeader*>(m.data)->places;
+    const CodePlace* place = reinterpret_cast<const CodePlace*>(data + places) + panel;
     kept_ = reinterpret_cast<const uint32_t*>(data + place[0].kept);
     at_ = data + place[0].units;
     end_ = data + place[1].units;

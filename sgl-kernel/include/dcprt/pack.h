@@ -80,26 +80,6 @@ struct UpperBytes {
     }
     return any < 16;
   }
-
-  // Appends the units of a panel, and which of them are kept; then kNoUnit.
-  void CodePanel(const BFloat16* weight, size_t stride, const PackedMatrix& m, size_t panel, std::vector<uint32_t>* kept,
-                 std::vector<uint8_t>* units) const {
-    const size_t count = m.Steps() / PackedMatrix::kUnitSteps;
-    BFloat16 unit[kUnit];
-    size_t size = units->size();
-    units->resize(size + count * kKeptUnit);
-    for (size_t u = 0; u < count; ++u) {
-      PackSteps(weight, stride, m, panel, u * PackedMatrix::kUnitSteps, PackedMatrix::kUnitSteps, unit);
-      uint8_t* to = units->data() + size;
-      size += kCodedUnit;
-      if (Code(unit, to)) continue;
-      std::memcpy(to, unit, kKeptUnit);
-      size += kKeptUnit - kCodedUnit;
-      kept->push_back(static_cast<uint32_t>(u));
-    }
-    kept->push_back(kNoUnit);
-    units->resize(size);
-  }
 };
 
 inline void PlainRow(const PackedMatrix& m, size_t row, float* out) {
@@ -135,28 +115,39 @@ inline void PackMatrix(const void* weight, size_t stride, const PackedMatrix& to
 // plain packed one. Returns the bytes it takes, or 0 where that would save less than an eighth.
 inline size_t CodeMatrix(const BFloat16* weight, size_t stride, const PackedMatrix& to, void* data) {
   using namespace linear_detail;
-  const size_t panels = to.Panels(), plain = panels * to.PanelElements() * sizeof(BFloat16), most = plain - plain / 8;
+  constexpr size_t kSteps = PackedMatrix::kUnitSteps;
+  const size_t panels = to.Panels(), plain = panels * to.PanelElements() * sizeof(BFloat16);
   const UpperBytes bytes(weight, stride, to.outs, to.ins);
   std::vector<CodePlace> places;
   std::vector<uint32_t> kept;
-  std::vector<uint8_t> units;
-  for (size_t panel = 0; panel < panels && units.size() <= most; ++panel) {
-    places.push_back({units.size(), kept.size() * sizeof(uint32_t)});
-    bytes.CodePanel(weight, stride, to, panel, &kept, &units);
+  BFloat16 unit[kUnit];
+  uint8_t* out = static_cast<uint8_t*>(data);
+  size_t at = sizeof(CodeHeader);
+  for (size_t panel = 0; panel < panels; ++panel) {
+    places.push_back({at, kept.size() * sizeof(uint32_t)});
+    for (size_t u = 0; u < to.Steps() / kSteps; ++u) {
+      if (at + kKeptUnit > plain) return 0;
+      PackSteps(weight, stride, to, panel, u * kSteps, kSteps, unit);
+      if (bytes.Code(unit, out + at)) {
+        at += kCodedUnit;
+      } else {
+        std::memcpy(out + at, unit, kKeptUnit);
+        at += kKeptUnit;
+        kept.push_back(static_cast<uint32_t>(u));
+      }
+    }
+    kept.push_back(kNoUnit);
   }
-  places.push_back({units.size(), kept.size() * sizeof(uint32_t)});
-  const size_t lists = sizeof(CodeHeader) + places.size() * sizeof(CodePlace);
-  const size_t begin = Aligned(lists + kept.size() * sizeof(uint32_t)), size = begin + units.size();
-  if (size > most) return 0;
-  for (CodePlace& place : places) place.units += begin, place.kept += lists;
+  places.push_back({at, kept.size() * sizeof(uint32_t)});
+  const size_t lists = at + places.size() * sizeof(CodePlace), size = lists + kept.size() * sizeof(uint32_t);
+  if (size > plain - plain / 8) return 0;
+  for (CodePlace& place : places) place.kept += lists;
   CodeHeader header{};
   std::copy(bytes.upper.begin(), bytes.upper.end(), header.upper);
-  header.outs = to.outs, header.ins = to.ins, header.bytes = size;
-  char* out = static_cast<char*>(data);
+  header.outs = to.outs, header.ins = to.ins, header.bytes = size, header.places = at;
   std::memcpy(out, &header, sizeof(header));
-  std::memcpy(out + sizeof(header), places.data(), places.size() * sizeof(CodePlace));
+  std::memcpy(out + at, places.data(), places.size() * sizeof(CodePlace));
   std::memcpy(out + lists, kept.data(), kept.size() * sizeof(uint32_t));
-  std::memcpy(out + begin, units.data(), units.size());
   return size;
 }
 

@@ -7,8 +7,8 @@
 
 namespace dcprt {
 
-// Rows `tokens` of new[., row] to rows `slots` of pool[., row]; `bytes` of a row are copied, and new's rows are
-// `new_step` bytes apart, in pieces of `piece` bytes that are `piece_step` apart.
+// Rows `tokens` to rows `slots` of a pool. Rows of `from` are `new_step` bytes apart, and consist of pieces of `piece` bytes
+// that are `piece_step` bytes apart; in the pool they are dense.
 inline void StoreRows(const char* from, size_t new_step, size_t piece, size_t piece_step, size_t pieces,
                       const int64_t* tokens, const int64_t* slots, size_t count, char* pool) {
   for (size_t i = 0; i < count; ++i) {

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dcprt.models import decoder
 from dcprt.models.whole import NativeLayers
+from dcprt.ops import Matrix
 
 from .harness import Harness, write_llama
 
@@ -45,6 +46,23 @@ def test_equals_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chang
     assert not together
     for found, expected in zip(whole, parts, strict=True):
         assert torch.equal(found, expected)
+
+
+def test_coded_weights_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one call, as parts, and not coded."""
+    write_llama(tmp_path, hidden_size=96, intermediate_size=176, head_dim=16, attention_bias=False)
+    found = []
+    for least, together in ((0, True), (0, False), (1 << 40, True)):
+        monkeypatch.setattr(Matrix, "CODED_BYTES", least)
+        monkeypatch.setattr(decoder, "NATIVE", together)
+        with Harness(tmp_path, dtype="bfloat16", chunked_prefill_size=16, page_size=4) as model:
+            layer = model._recorder._model._layers[0]  # type: ignore[attr-defined]
+            assert is_whole(model) is together
+            assert (layer.mlp.gate_up._data.dtype == torch.uint8) is (least == 0)
+            found.append([model.greedy(prompt, 5)[1] for prompt in PROMPTS])
+    for coded, parts, plain in zip(*found, strict=True):
+        assert torch.equal(coded, parts)
+        assert torch.equal(coded, plain)
 
 
 @pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}, {"head_dim": 6}])
