@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-INTERFACE = 3
+if TYPE_CHECKING:
+    from dcprt.comm.shm import ShmCollective
+
+INTERFACE = 4
 """Of the kernels; others would compute nonsense."""
 
 try:
@@ -164,13 +167,31 @@ class LayerWeights(NamedTuple):
     down: Matrix
 
 
+class LayerHeads(NamedTuple):
+    """Heads of a decoder layer: the KV head of every query head (int64), how many of these `qkv` makes, and what scores
+    are multiplied with.
+    """
+
+    kv_head_of: Tensor
+    projected: int
+    scale: float
+
+
 class WholeLayers:
     """The weights of the decoder layers of a model, and all of them in one native call.
 
-    There is one where every matrix is packed; nothing but the first product of each half of a layer has a bias.
+    There is one where every matrix is packed; nothing but the first product of each half of a layer has a bias. `world`
+    and `dcp` are the groups of more than one rank; see `dcprt_kernel.layer`.
     """
 
-    def __init__(self, layers: Sequence[LayerWeights], eps: float) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        eps: float,
+        heads: LayerHeads,
+        world: ShmCollective | None = None,
+        dcp: ShmCollective | None = None,
+    ) -> None:
         assert all(self.possible(*layer[2:]) for layer in layers)
         weights: list[Tensor] = []
         for layer in layers:
@@ -179,8 +200,9 @@ class WholeLayers:
             weights += [layer.norm1, layer.norm2, layer.qkv._data, biases[0]]
             weights += [layer.out._data, layer.gate_up._data, biases[1], layer.down._data]
         self._weights = dcprt_kernel.held(weights)
-        self._width, self._eps = layers[0].down.shape[1], eps
-        self._pools: tuple[Sequence[tuple[Tensor, Tensor]], Any] | None = None
+        self._width, self._eps, self._heads = layers[0].down.shape[1], eps, heads
+        self._groups = {_layer.WORLD: world, _layer.DCP: dcp}
+        self._pools: tuple[Sequence[tuple[Tensor, Tensor]], _layer.Layers] | None = None
 
     @staticmethod
     def possible(*matrices: Matrix) -> bool:
@@ -193,20 +215,28 @@ class WholeLayers:
         angles: tuple[Tensor, Tensor],
         pools: Sequence[tuple[Tensor, Tensor]],
         stores: tuple[Tensor, Tensor],
-        tables: tuple[Tensor, Tensor, Tensor],
-        scale: float,
+        tables: tuple[Tensor, Tensor],
     ) -> Tensor:
         """What is to be added to x, float32 [tokens, hidden], in the end; x becomes the sum up to there.
 
         pools: keys and values of each layer; the same object at every call, or it is taken apart anew. stores: tokens
-        and the slots they go to. tables: the KV head of every query head, rows and pages, see
-        `dcprt_kernel.attention.paged`.
+        and the slots they go to. tables: rows and pages, see `dcprt_kernel.attention`.
+
+        Raises:
+            CollectiveTimeout, CollectiveError: an operation between the ranks failed.
         """
+        world, dcp = (None if group is None else group.lend() for group in self._groups.values())
         if self._pools is None or self._pools[0] is not pools:
-            self._pools = pools, dcprt_kernel.held([pool for pair in pools for pool in pair])
+            held = dcprt_kernel.held([pool for pair in pools for pool in pair])
+            limit = max((group.timeout_s for group in self._groups.values() if group is not None), default=0.0)
+            about = self._eps, self._width, *self._heads
+            self._pools = pools, _layer.decoder_layers(self._weights, held, *about, world, dcp, limit)
         out = torch.empty_like(x)
-        step = *angles, self._pools[1], *stores, *tables
-        _layer.decoder_layers(x, self._weights, self._eps, self._width, *step, scale, out, torch.get_num_threads())
+        failed = self._pools[1](x, *angles, *stores, *tables, out, torch.get_num_threads())
+        if failed:
+            group = self._groups[failed]
+            assert group is not None
+            group.raise_lent()
         return out
 
 

@@ -1,56 +1,19 @@
 // Collectives over one arena, with threads and with forked processes for ranks; sums are compared bit by bit.
 #include "dcprt/shm_group.h"
 
-#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <functional>
-#include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "harness.h"
+#include "ranks.h"
 
 namespace dcprt::test {
 namespace {
 
 constexpr double kPatience = 60;
-
-// Zeroed memory of exactly the size of an arena.
-class Arena {
- public:
-  Arena(uint32_t ranks, size_t slot_bytes, bool shared)
-      : ranks_(ranks), slot_bytes_(slot_bytes), bytes_(ShmArena::Bytes(ranks, slot_bytes)), shared_(shared) {
-    base_ = shared ? mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)
-                   : std::aligned_alloc(kCacheLinePair, bytes_);
-    if (!shared) std::memset(base_, 0, bytes_);
-  }
-  ~Arena() { shared_ ? static_cast<void>(munmap(base_, bytes_)) : std::free(base_); }
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
-
-  uint32_t ranks() const { return ranks_; }
-  ShmGroup Group(uint32_t rank) const { return ShmGroup(base_, rank, ranks_, slot_bytes_); }
-
- private:
-  uint32_t ranks_;
-  size_t slot_bytes_, bytes_;
-  bool shared_;
-  void* base_;
-};
-
-// Whether `work(rank)` is true on all ranks.
-using Work = std::function<bool(uint32_t)>;
-
-bool OnThreads(uint32_t ranks, const Work& work) {
-  std::vector<char> right(ranks, 0);
-  std::vector<std::thread> threads;
-  for (uint32_t rank = 0; rank < ranks; ++rank) threads.emplace_back([&, rank] { right[rank] = work(rank); });
-  for (std::thread& thread : threads) thread.join();
-  return std::find(right.begin(), right.end(), 0) == right.end();
-}
 
 bool OnProcesses(uint32_t ranks, const Work& work) {
   std::vector<pid_t> children;
@@ -119,6 +82,9 @@ bool AllOperations(ShmGroup& group, size_t count, bool narrow, int turn) {
   Array exchanged(count * ranks, narrow);
   ok = Call(group, kAllToAll, many[rank], exchanged, 0) && ok;
   for (size_t i = 0; i < count * ranks; ++i) ok = ok && exchanged[i] == many[i / count][rank * count + i % count];
+
+  ok = Call(group, kAllToAll, many[rank], many[rank], 0) && ok;
+  for (size_t i = 0; i < count * ranks; ++i) ok = ok && many[rank][i] == exchanged[i];
 
   const uint32_t root = static_cast<uint32_t>(turn) % ranks;
   Array sent = Input(rank, count, narrow, turn);

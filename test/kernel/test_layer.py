@@ -41,30 +41,34 @@ def pool(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def call(
-    layers: list[Tensor] | None = None, pools: list[Tensor] | None = None, out: Tensor | None = None, **changes: Any
+    layers: list[Tensor] | None = None,
+    pools: list[Tensor] | None = None,
+    heads: list[int] | None = None,
+    projected: int = HEADS,
+    **changes: Tensor,
 ) -> Tensor:
-    out = torch.full((TOKENS, HIDDEN), torch.nan) if out is None else out
-    found = {
+    run = decoder_layers(
+        held(weights() if layers is None else layers),
+        held([pool()] * 2 * LAYERS if pools is None else pools),
+        1e-5,
+        WIDTH,
+        torch.tensor([0, 0, 1, 1] if heads is None else heads),
+        projected,
+        0.3,
+    )
+    step = {
+        "x": torch.randn(TOKENS, HIDDEN),
         "cos": torch.ones(TOKENS, DIM // 2),
         "sin": torch.zeros(TOKENS, DIM // 2),
         "tokens": torch.arange(TOKENS),
         "slots": torch.arange(4, 4 + TOKENS),
-        "kv_head_of": torch.tensor([0, 0, 1, 1]),
         "rows": torch.tensor([[0, TOKENS, 0, 0]]),
         "pages": torch.tensor([1]),
+        "out": torch.full((TOKENS, HIDDEN), torch.nan),
         **changes,
     }
-    decoder_layers(
-        torch.randn(TOKENS, HIDDEN),
-        held(weights() if layers is None else layers),
-        1e-5,
-        WIDTH,
-        pools=held([pool()] * 2 * LAYERS if pools is None else pools),
-        scale=0.3,
-        out=out,
-        **found,
-    )
-    return out
+    assert run(*step.values(), 1) == 0
+    return step["out"]
 
 
 def test_what_fits() -> None:
@@ -91,7 +95,9 @@ def test_what_fits() -> None:
         lambda: call(cos=torch.ones(TOKENS - 1, DIM // 2)),
         lambda: call(slots=torch.tensor([4, 5, 16])),
         lambda: call(tokens=torch.tensor([0, 1, TOKENS])),
-        lambda: call(kv_head_of=torch.tensor([0, 0, 1, 2])),
+        lambda: call(heads=[0, 0, 1, 2]),
+        lambda: call(projected=HEADS // 2),
+        lambda: call(x=torch.randn(TOKENS, HIDDEN + 1), out=torch.empty(TOKENS, HIDDEN + 1)),
         lambda: call(pages=torch.tensor([4])),
         lambda: call(rows=torch.tensor([[0, TOKENS, 9, 0]])),
     ],

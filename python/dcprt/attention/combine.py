@@ -64,9 +64,12 @@ class Chooser:
         self._choices = _measure(groups, heads, dim)
 
     def __call__(self, local: Partial, group: Collective) -> Partial:
-        tokens = local.out.shape[0]
+        return self.way_for(local.out.shape[0])(local, group)
+
+    def way_for(self, tokens: int) -> Combine:
+        """What is taken for so many tokens."""
         name = next((name for most, name in self._choices if tokens <= most), self._choices[-1][1])
-        return COMBINES[name](local, group)
+        return COMBINES[name]
 
     @property
     def choices(self) -> list[tuple[int, str]]:
@@ -99,6 +102,11 @@ def _timed(combine: Combine, probe: Partial, group: Collective) -> float:
 def choose(name: str, groups: Groups, heads: int, dim: int) -> Combine:
     """The way called `name`; `auto` measures."""
     return Chooser(groups, heads, dim) if name == "auto" else COMBINES[name]
+
+
+def way_for(combine: Combine, tokens: int) -> Combine:
+    """What `combine` is for so many tokens."""
+    return combine.way_for(tokens) if isinstance(combine, Chooser) else combine
 
 
 def gather_heads(q: Tensor, group: Collective) -> Tensor:

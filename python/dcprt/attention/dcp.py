@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dcprt.attention.backend import AttentionBackend, FusedBackend
-from dcprt.attention.combine import Combine, gather_heads
+from dcprt.attention.combine import Combine, a2a, gather_heads, way_for
 from dcprt.attention.partial import Partial, empty_partial, merge
 from dcprt.attention.plan import AttentionPlan, ContextCosts, ContextSchedule, RowSlice
 from dcprt.comm.protocol import Collective
@@ -66,10 +66,10 @@ class DcpAttention:
         costs: ContextCosts,
     ) -> None:
         self.heads = heads
-        self._backend = backend
+        self.backend = backend
         self.scale = scale
         self.fused = backend if group.size == 1 and isinstance(backend, FusedBackend) else None
-        self._group = group
+        self.group = group
         self._combine = combine
         self._costs = costs
         self._scheduled: tuple[AttentionPlan, ContextSchedule] | None = None
@@ -78,7 +78,18 @@ class DcpAttention:
     def own_places(self) -> slice:
         """Where the own heads are among those of the head shard."""
         own = len(self.heads.q_heads)
-        return slice(self._group.rank * own, (self._group.rank + 1) * own)
+        return slice(self.group.rank * own, (self.group.rank + 1) * own)
+
+    def is_one_pass(self, plan: AttentionPlan) -> bool:
+        """Whether the step needs but one pass over what is stored: by a backend that does both at once, or by gathering
+        the queries of all tokens and exchanging results in one `a2a`. Every rank answers alike.
+        """
+        if self.fused is not None:
+            return True
+        tokens = len(plan.rows)
+        if not plan.own_in_context or way_for(self._combine, tokens) is not a2a:
+            return False
+        return [(block.start, block.stop) for block in self._schedule(plan).blocks] == [(0, tokens)]
 
     def __call__(self, q: Queries, k: Tensor, v: Tensor, cache: LayerKV, plan: AttentionPlan) -> Tensor:
         """k, v: [tokens, kv_heads, dim]; stores them; returns float32 [tokens, own heads, dim]."""
@@ -94,15 +105,15 @@ class DcpAttention:
 
     def new_tokens(self, q: Tensor, k: Tensor, v: Tensor, q_to_kv: tuple[int, ...], plan: AttentionPlan) -> Partial:
         """Causal attention of the new tokens among themselves; see `AttentionBackend.new_tokens`."""
-        return self._backend.new_tokens(q, k, v, q_to_kv, plan, self.scale)
+        return self.backend.new_tokens(q, k, v, q_to_kv, plan, self.scale)
 
     def context(self, q: Queries, cache: LayerKV, plan: AttentionPlan, up: ValueUp | None = None) -> Partial:
         """Attention of own heads to everything cached before the step, on all ranks of the group.
 
         Returns out [tokens, own heads, value dim], after `up` if given; lse -inf for rows without context.
         """
-        if self._group.size == 1:
-            part = self._backend.context(q.own, cache.k, cache.v, plan.rows, self.scale)
+        if self.group.size == 1:
+            part = self.backend.context(q.own, cache.k, cache.v, plan.rows, self.scale)
             return _raised(part, up.own if up else None)
         schedule = self._schedule(plan)
         found: list[tuple[int, int, Partial]] = []
@@ -129,24 +140,24 @@ class DcpAttention:
         self, q: Queries, cache: LayerKV, start: int, stop: int, rows: tuple[RowSlice, ...], up: ValueUp | None
     ) -> Partial:
         """Tokens `start` to `stop`: all heads of the shard over the local slots, then combined."""
-        queries = gather_heads(q.own[start:stop], self._group) if q.shard is None else q.shard[start:stop]
-        local = self._backend.context(queries, cache.k, cache.v, rows, self.scale)
+        queries = gather_heads(q.own[start:stop], self.group) if q.shard is None else q.shard[start:stop]
+        local = self.backend.context(queries, cache.k, cache.v, rows, self.scale)
         if up is None:
-            return self._combine(local, self._group)
+            return self._combine(local, self.group)
         if up.shard is not None:
-            return self._combine(_raised(local, up.shard), self._group)
-        return _raised(self._combine(local, self._group), up.own)
+            return self._combine(_raised(local, up.shard), self.group)
+        return _raised(self._combine(local, self.group), up.own)
 
     def _gather_kv(self, q: Tensor, cache: LayerKV, row: RowSlice) -> Partial:
         """Own heads over all context of one row, a chunk of every rank's slots at a time.
 
         Chunks are disjoint and cover every rank's slots, so each context token is attended exactly once.
         """
-        size = max(self._costs.chunk_tokens // self._group.size, 1)
+        size = max(self._costs.chunk_tokens // self.group.size, 1)
         result = None
         for start in range(0, max(row.local_lens), size):
             k, v = self._gathered_slots(cache, row, start, size)
-            part = self._backend.dense(q, k, v, self.heads.q_to_kv, self.scale)
+            part = self.backend.dense(q, k, v, self.heads.q_to_kv, self.scale)
             result = part if result is None else merge(result, part)
         assert result is not None
         return result
@@ -154,10 +165,10 @@ class DcpAttention:
     def _gathered_slots(self, cache: LayerKV, row: RowSlice, start: int, size: int) -> tuple[Tensor, Tensor]:
         """K and V in slots `start` to `start + size` of all ranks: [keys, kv_heads, dim] each, in rank order."""
         counts = [min(max(length - start, 0), size) for length in row.local_lens]
-        own = cache.context(row.pages, start, start + counts[self._group.rank])
+        own = cache.context(row.pages, start, start + counts[self.group.rank])
         padded = own.new_zeros(max(counts), *own.shape[1:])
         padded[: len(own)] = own
-        parts = self._group.all_gather(padded)
+        parts = self.group.all_gather(padded)
         keys = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
         return cache.split(keys)
 

@@ -105,8 +105,7 @@ class BaseCollective(ABC):
         self._unusable = "closed"
 
     def _check(self, op: str, x: Tensor) -> None:
-        if self._unusable:
-            raise CollectiveError(f"{self._where(op)}: the group cannot be used any more: {self._unusable}")
+        self._check_usable(op)
         if op in ("all_reduce", "reduce_scatter") and x.dtype not in SUMMED:
             kind = _name(x.dtype)
             raise CollectiveError(f"{self._where(op)}: sums are for float32 and bfloat16, not {kind}.")
@@ -114,6 +113,10 @@ class BaseCollective(ABC):
             raise CollectiveError(
                 f"{self._where(op)}: the first of the sizes {list(x.shape)} must be the group's, {self.size}."
             )
+
+    def _check_usable(self, op: str) -> None:
+        if self._unusable:
+            raise CollectiveError(f"{self._where(op)}: the group cannot be used any more: {self._unusable}")
 
     def _where(self, op: str) -> str:
         step = "" if self._step is None else f" in step {self._step}"

@@ -72,13 +72,26 @@ class ShmCollective(BaseCollective):
 
     def finish(self, op: str) -> None:
         """Waits for the open operation; its output tensor is filled afterwards."""
-        if self._unusable:
-            raise CollectiveError(f"{self._where(op)}: the group cannot be used any more: {self._unusable}")
+        self._check_usable(op)
         self._open = None
         try:
             self._native.finish(self.timeout_s)
         except (ShmTimeoutError, ShmMismatchError) as error:
             raise self.translated(op, error) from error
+
+    def lend(self) -> ShmGroup:
+        """The native group, for a call with operations of its own; none is open, and an unusable group raises."""
+        if self._open is not None:
+            self._open.wait()
+        self._check_usable("a native call")
+        return self._native
+
+    def raise_lent(self) -> None:
+        """Raises what the last operation of such a call failed with."""
+        try:
+            self._native.raise_last()
+        except (ShmTimeoutError, ShmMismatchError) as error:
+            raise self.translated(self._native.last().name.lower(), error) from error
 
     def translated(self, op: str, error: ShmTimeoutError | ShmMismatchError) -> CollectiveError:
         """The native error, as one of ours."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dcprt.attention.dcp import Queries, stack_heads
+from dcprt.comm.protocol import Collective
 from dcprt.kv.pool import KVPool, LayerKV
 from dcprt.layers.linear import SummedLinear, VocabEmbedding, VocabLogits
 from dcprt.layers.mlp import Expert, GatedMLP
@@ -66,7 +67,7 @@ class Decoder:
         embedding = load.matrix(load.rows("model.embed_tokens.weight", *vocab))
         self._embed = VocabEmbedding(embedding, part, shard.world)
         self._layers = [make_layer(i, f"model.layers.{i}") for i in range(spec.num_layers)]
-        self._whole = _whole(self._layers) if shard.world.size == 1 else None
+        self._whole = _whole(self._layers, shard.world)
         self._norm = RMSNorm(load.full("model.norm.weight", (spec.hidden_size,)), spec.rms_eps)
         head = embedding if spec.tie_embeddings else load.matrix(load.rows("lm_head.weight", *vocab))
         self._logits = VocabLogits(head, spec.vocab_size, shard.world)
@@ -76,7 +77,7 @@ class Decoder:
         x = self._embed(step.token_ids)
         angles = self._rotary.angles(step.positions)
         add = None
-        if self._whole is not None:
+        if self._whole is not None and self._whole.take(step):
             add = self._whole(x, angles, step, kv)
         else:
             for layer, cache in zip(self._layers, kv.layers, strict=True):
@@ -87,13 +88,13 @@ class Decoder:
         return self._logits(self._norm(hidden))
 
 
-def _whole(layers: Sequence[Layer]) -> NativeLayers | None:
+def _whole(layers: Sequence[Layer], world: Collective) -> NativeLayers | None:
     """The layers as one native call, where the kernels are installed and know all of them."""
     if not NATIVE:
         return None
     from dcprt.models.whole import NativeLayers
 
-    return NativeLayers.of(layers)
+    return NativeLayers.of(layers, world)
 
 
 class GQAttention:
@@ -129,16 +130,16 @@ class GQAttention:
         )
         self.norms = [RMSNorm(load.full(f"{name}.{x}_norm.weight", (dim,)), spec.rms_eps) for x in "qk" if qk_norm]
         self.attend = shard.attention
-        self._q, self._kv = len(queries), len(heads.kv_heads)
+        self.projected, self._kv = len(queries), len(heads.kv_heads)
         self._replicated = shard.replicate_q
 
     def __call__(self, x: Normed, angles: Angles, step: StepInput, kv: LayerKV) -> Tensor:
-        heads = stack_heads(x.times(self.qkv), self._q + 2 * self._kv)
-        q, k, v = torch.split(heads, [self._q, self._kv, self._kv], dim=1)
+        heads = stack_heads(x.times(self.qkv), self.projected + 2 * self._kv)
+        q, k, v = torch.split(heads, [self.projected, self._kv, self._kv], dim=1)
         if self.norms:
             q, k = Rotary.rotate(self.norms[0](q), angles), Rotary.rotate(self.norms[1](k), angles)
         else:
-            Rotary.rotate(heads[:, : self._q + self._kv], angles)
+            Rotary.rotate(heads[:, : self.projected + self._kv], angles)
         queries = Queries(q[:, self.attend.own_places], q) if self._replicated else Queries(q)
         return self.out(self.attend(queries, k, v, kv, step.attention).flatten(1))
 

@@ -1,46 +1,67 @@
-"""All layers as one native call, where one rank holds the whole model and nothing happens between the products."""
+"""All layers as one native call, with the sums and exchanges between them, where ranks meet in shared memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from dcprt.attention.dcp import DcpAttention
 from dcprt.attention.native_backend import NativeBackend
+from dcprt.comm.protocol import Collective
+from dcprt.comm.shm import ShmCollective
 from dcprt.kv.pool import KVPool
 from dcprt.layers.mlp import GatedMLP
 from dcprt.models.base import StepInput
 from dcprt.models.decoder import Angles, GQAttention, Layer
-from dcprt.ops import LayerWeights, WholeLayers
+from dcprt.ops import LayerHeads, LayerWeights, WholeLayers
 from dcprt_kernel.attention import MULTIPLE
 
 
 class NativeLayers:
     """Does what the `Layer`s of a model do, one after the other."""
 
-    def __init__(self, layers: WholeLayers, attention: GQAttention, backend: NativeBackend) -> None:
+    def __init__(self, layers: WholeLayers, attend: DcpAttention, backend: NativeBackend) -> None:
         self._layers = layers
+        self._attend = attend
         self._backend = backend
-        self._q_to_kv = attention.attend.heads.q_to_kv
-        self._scale = attention.attend.scale
 
     @classmethod
-    def of(cls, layers: Sequence[Layer]) -> NativeLayers | None:
-        """The same layers, or None if one has something that the native call does not know, or is of another shape."""
+    def of(cls, layers: Sequence[Layer], world: Collective) -> NativeLayers | None:
+        """The same layers, or None if one has something that the native call does not know, or is of another shape, or
+        if ranks do not meet in shared memory.
+        """
         found = [_weights(layer) for layer in layers]
         weights = [layer for layer in found if layer is not None]
         if len(weights) < len(found) or len({_shape(layer) for layer in layers}) != 1:
             return None
         attention = layers[0].attention
-        assert isinstance(attention, GQAttention) and isinstance(attention.attend.fused, NativeBackend)
-        return cls(WholeLayers(weights, layers[0].norm1.eps), attention, attention.attend.fused)
+        assert isinstance(attention, GQAttention) and isinstance(attention.attend.backend, NativeBackend)
+        attend, groups = attention.attend, [world, attention.attend.group]
+        shared = [group for group in groups if isinstance(group, ShmCollective)]
+        if any(group.size > 1 and group not in shared for group in groups):
+            return None
+        met = [group if group in shared else None for group in groups]
+        heads = LayerHeads(_kv_head_of(attend), attention.projected, attend.scale)
+        return cls(WholeLayers(weights, layers[0].norm1.eps, heads, *met), attend, attention.attend.backend)
+
+    def take(self, step: StepInput) -> bool:
+        """Whether the call knows how to do this step; every rank answers alike."""
+        return self._attend.is_one_pass(step.attention)
 
     def __call__(self, x: Tensor, angles: Angles, step: StepInput, kv: KVPool) -> Tensor:
         """What is to be added to the residual x in the end, see `Layer`."""
         plan = step.attention
-        tables = self._backend.head_map(self._q_to_kv), *self._backend.table(plan.rows)
-        stores = plan.store_tokens, plan.store_slots
-        return self._layers(x, angles, kv.pairs, stores, tables, self._scale)
+        return self._layers(x, angles, kv.pairs, (plan.store_tokens, plan.store_slots), self._backend.table(plan.rows))
+
+
+def _kv_head_of(attend: DcpAttention) -> Tensor:
+    """The KV head of every query head that the pass over the cache sees."""
+    if attend.group.size == 1:
+        return torch.tensor(attend.heads.q_to_kv)
+    queries = len(attend.heads.shard_q_heads)
+    return torch.arange(queries) // (queries // len(attend.heads.kv_heads))
 
 
 def _weights(layer: Layer) -> LayerWeights | None:
@@ -48,7 +69,7 @@ def _weights(layer: Layer) -> LayerWeights | None:
     attention, mlp = layer.attention, layer.mlp
     if not (isinstance(attention, GQAttention) and isinstance(mlp, GatedMLP)):
         return None
-    if not isinstance(attention.attend.fused, NativeBackend) or attention.norms or attention.out.bias is not None:
+    if not isinstance(attention.attend.backend, NativeBackend) or attention.norms or attention.out.bias is not None:
         return None
     matrices = attention.qkv, attention.out.matrix, mlp.gate_up, mlp.down.matrix
     fits = WholeLayers.possible(*matrices) and attention.head_dim % MULTIPLE == 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from dcprt.comm.groups import local_groups
+from dcprt.comm.groups import Groups, local_groups
 from dcprt.errors import RuntimeFailed
 from dcprt.ids import Rank
 from dcprt.messages import StepPlan, StepResult
@@ -16,12 +17,12 @@ from dcprt.worker.worker import Worker
 
 
 class LocalExecutor:
-    """An `Executor` over `local` collectives. Close it, or use it as a context."""
+    """An `Executor` over `local` collectives, or others of this process. Close it, or use it as a context."""
 
-    def __init__(self, deployment: Deployment) -> None:
-        """Raises what building a worker raises."""
+    def __init__(self, deployment: Deployment, groups: Sequence[Groups] | None = None) -> None:
+        """`groups`: those of each rank. Raises what building a worker raises."""
         grid = deployment.grid
-        self._groups = local_groups(grid.tp, grid.dcp)
+        self._groups = local_groups(grid.tp, grid.dcp) if groups is None else groups
         with ThreadPoolExecutor(grid.tp) as pool:  # together, since ranks may measure collectives meanwhile
             ranks = map(Rank, range(grid.tp))
             self.workers = list(pool.map(build_worker, [deployment] * grid.tp, ranks, self._groups))

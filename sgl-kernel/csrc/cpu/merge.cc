@@ -40,14 +40,8 @@ void MergePacked(TensorView packed, TensorView out, TensorView lse, int64_t thre
   Check(packed.size(1) == out.size(0) && packed.size(2) == out.size(1) && packed.size(3) == out.size(2) + 1,
         "packed is not [parts, tokens, heads, dim + 1].");
   Check(Size(packed, 0) <= dcprt::kMostParts, "there are too many parts.");
-  const size_t count = Size(packed, 0), items = static_cast<size_t>(lse.numel()), step = Size(packed, 3);
-  PartialView parts[dcprt::kMostParts];
-  for (size_t p = 0; p < count; ++p) {
-    const float* at = Data<float>(packed) + p * items * step;
-    parts[p] = {at, step, at + step - 1, step};
-  }
-  dcprt::MergePartials(parts, count, items, step - 1, Data<float>(out), Data<float>(lse), ChosenIsa(),
-                       static_cast<int>(threads));
+  dcprt::MergePacked(Data<float>(packed), Size(packed, 0), static_cast<size_t>(lse.numel()), Size(out, 2), Data<float>(out),
+                     Data<float>(lse), ChosenIsa(), static_cast<int>(threads));
 }
 
 // packed: [ranks, tokens, heads / ranks, dim + 1]

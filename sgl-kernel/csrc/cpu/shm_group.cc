@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "checks.h"
+#include "shm_handle.h"
 
 namespace {
 
@@ -20,14 +21,6 @@ using dcprt::Deadline;
 using dcprt::ShmArena;
 using dcprt::ShmGroup;
 using tvm::ffi::TensorView;
-
-struct Mapping {
-  void* base;
-  size_t bytes;
-  ShmGroup group;
-};
-
-ShmGroup& GroupOf(int64_t handle) { return reinterpret_cast<Mapping*>(handle)->group; }
 
 int64_t Open(int64_t fd, int64_t rank, int64_t ranks, int64_t slot_bytes) {
   if (ranks < 1 || rank < 0 || rank >= ranks) {
@@ -46,14 +39,14 @@ int64_t Open(int64_t fd, int64_t rank, int64_t ranks, int64_t slot_bytes) {
   }
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, static_cast<int>(fd), 0);
   if (base == MAP_FAILED) TVM_FFI_THROW(RuntimeError) << "mmap of the arena: " << std::strerror(errno) << ".";
-  auto* mapping = new Mapping{base, bytes,
-                              ShmGroup(base, static_cast<uint32_t>(rank), static_cast<uint32_t>(ranks),
-                                       static_cast<size_t>(slot_bytes))};
+  auto* mapping = new ShmMapping{base, bytes,
+                                 ShmGroup(base, static_cast<uint32_t>(rank), static_cast<uint32_t>(ranks),
+                                          static_cast<size_t>(slot_bytes))};
   return reinterpret_cast<int64_t>(mapping);
 }
 
 void Close(int64_t handle) {
-  auto* mapping = reinterpret_cast<Mapping*>(handle);
+  auto* mapping = reinterpret_cast<ShmMapping*>(handle);
   munmap(mapping->base, mapping->bytes);
   delete mapping;
 }
@@ -91,7 +84,7 @@ int64_t Start(int64_t handle, int64_t op, TensorView x, TensorView out, int64_t 
   ShmGroup& group = GroupOf(handle);
   CheckTensors(op, root, x, out, group.arena().ranks());
   const DLDataType dtype = x.dtype();
-  const Call call{static_cast<uint32_t>(op), static_cast<uint32_t>(dtype.code) << 16 | dtype.bits,
+  const Call call{static_cast<uint32_t>(op), dcprt::DtypeTag(dtype.code, dtype.bits),
                   static_cast<uint32_t>(root), static_cast<uint32_t>(dtype.bits / 8u),
                   static_cast<uint64_t>(Bytes(x))};
   return static_cast<int64_t>(group.Start(call, Data(x), Data(out), Deadline::After(timeout_s)));
@@ -104,6 +97,12 @@ int64_t Finish(int64_t handle, double timeout_s) {
 int64_t CallWhole(int64_t handle, int64_t op, TensorView x, TensorView out, double timeout_s) {
   const int64_t status = Start(handle, op, x, out, 0, timeout_s);
   return status != 0 ? status : Finish(handle, timeout_s);
+}
+
+// (op, status) of the last operation.
+tvm::ffi::Tuple<int64_t, int64_t> Last(int64_t handle) {
+  const ShmGroup& group = GroupOf(handle);
+  return tvm::ffi::Tuple<int64_t, int64_t>(static_cast<int64_t>(group.call().op), static_cast<int64_t>(group.status()));
 }
 
 // (arrived, op, dtype tag, root, bytes) of a rank in the current round; zeros if it is missing.
@@ -125,4 +124,5 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(shm_close, Close);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(shm_start, Start);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(shm_finish, Finish);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(shm_call, CallWhole);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(shm_last, Last);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(shm_peer, Peer);

@@ -57,17 +57,9 @@ struct HalvesOf : Single<T> {
 };
 
 template <class S>
-struct Paired {
-  using Element = float;
-  template <int C>
-  DCPRT_SIMD void Load(const float* from, Vec* to) {
-    for (int c = 0; c < C; ++c) to[c] = Simd::Load(from + c * kLanes);
-  }
+struct Paired : Single<float> {
   DCPRT_SIMD Vec Step(Vec a, Vec b, Vec acc) { return S::Pair(a, b, acc); }
 };
-
-// The sums of a tile stay in registers only if these loops vanish before the compiler decides what lives in memory.
-#define DCPRT_UNROLL _Pragma("GCC unroll 16")
 
 // out [R, C * kLanes] = or += a [R, count] times the rows `steps` from element `at` on. With kPart, C is 1 and only
 // `part` columns of the vector are read.
@@ -201,8 +193,6 @@ static void DotTile(const float* q, int64_t q_step, const void* const* keys, int
   DCPRT_UNROLL
   for (int r = 0; r < R; ++r) Simd::Sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], scores + r * kMaxKeys);
 }
-
-#undef DCPRT_UNROLL
 
 template <class Op, int R>
 static void LastDots(int64_t rows, const float* q, int64_t q_step, const void* const* keys, int64_t units,

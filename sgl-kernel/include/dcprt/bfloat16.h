@@ -1,12 +1,16 @@
 // bfloat16 as bits: the upper half of a float32.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 namespace dcprt {
 
 enum class FloatType : int { kFloat32, kBFloat16 };
+
+// Bytes of an element.
+constexpr size_t SizeOf(FloatType type) { return type == FloatType::kFloat32 ? 4 : 2; }
 
 struct BFloat16 {
   uint16_t bits;

@@ -1,18 +1,37 @@
-// A decoder layer of the Llama kind in one call, where one rank has all of it: nothing is summed or gathered inside.
+// A decoder layer of the Llama kind in one call, with the sums and exchanges between the ranks that share it.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "dcprt/attention.h"
 #include "dcprt/elementwise.h"
 #include "dcprt/fused.h"
 #include "dcprt/linear.h"
+#include "dcprt/merge.h"
 #include "dcprt/pages.h"
 #include "dcprt/scratch.h"
+#include "dcprt/shm_group.h"
 
 namespace dcprt {
+
+// Ranks that a layer meets; without a group this one is alone.
+struct Ranks {
+  ShmGroup* group = nullptr;
+  double timeout_s = 0;
+
+  size_t Size() const { return group == nullptr ? 1 : group->arena().ranks(); }
+
+  // See ShmGroup; false if it failed, which `group->status()` explains.
+  bool Run(Op op, FloatType type, const void* in, void* out, size_t bytes) const {
+    return group->Run(op, type, in, out, bytes, timeout_s) == Status::kDone;
+  }
+  bool Sum(float* x, size_t count) const {
+    return group == nullptr || Run(kAllReduce, FloatType::kFloat32, x, x, count * sizeof(float));
+  }
+};
 
 // Norms and biases are of the type of the matrices, and so are the pools.
 struct LayerArgs {
@@ -24,43 +43,100 @@ struct LayerArgs {
   float eps;
   PackedMatrix qkv, o, gate_up, down;
   const void *qkv_bias, *gate_up_bias;  // or null
+  size_t projected;                     // query heads that qkv makes: the own ones, or those of all of `dcp`
   const float *cos, *sin;               // [tokens, half]
   size_t half;
-  const int64_t *tokens, *slots;  // which of the new tokens go to which slots of the pools: all of them
+  const int64_t *tokens, *slots;  // which of the new tokens go to which slots of the pools
   size_t stored;
-  AttentionCall attention;  // all but queries and results; causal, over pages
+  AttentionCall attention;  // all but queries and results, over pages, of the query heads of all of `dcp`
+  Ranks world;              // among which the inputs of o and down are cut
+  Ranks dcp;                // among which tokens are spread: the call is not causal then, own tokens are among the keys
 };
 
+namespace layer_detail {
+
+// The queries of all ranks [tokens, heads, dim], from the own ones at the begin of rows that are `width` apart; null if
+// the group failed.
 template <class T>
-void DecoderLayer(const LayerArgs& a, Isa isa, int threads) {
+const T* GatherQueries(const T* rows, size_t width, size_t tokens, size_t own, const Ranks& dcp) {
+  const size_t ranks = dcp.Size(), all = tokens * own;
+  T* sent = static_cast<T*>(Scratch<Purpose::kQueries>(all * (1 + 2 * ranks) * sizeof(T)));
+  T *parts = sent + all, *queries = parts + ranks * all;
+  for (size_t t = 0; t < tokens; ++t) std::memcpy(sent + t * own, rows + t * width, own * sizeof(T));
+  if (!dcp.Run(kAllGather, fused_detail::kType<T>, sent, parts, all * sizeof(T))) return nullptr;
+  if (tokens == 1) return parts;
+  for (size_t t = 0; t < tokens; ++t) {
+    for (size_t r = 0; r < ranks; ++r) {
+      std::memcpy(queries + (t * ranks + r) * own, parts + (r * tokens + t) * own, own * sizeof(T));
+    }
+  }
+  return queries;
+}
+
+// Attention over the slots of all ranks, where each attends to its own and the results go to the ranks of their heads:
+// out [tokens, own heads, dim] and lse behind it.
+inline bool AttendOverRanks(AttentionCall call, const Ranks& dcp, float* out, Isa isa, int threads) {
+  const size_t ranks = dcp.Size(), tokens = static_cast<size_t>(call.tokens), dim = static_cast<size_t>(call.value_dim);
+  const size_t places = tokens * static_cast<size_t>(call.query_heads), items = places / ranks;
+  float* partial = static_cast<float*>(Scratch<Purpose::kPartial>(2 * places * (dim + 1) * sizeof(float)));
+  float* packed = partial + places * (dim + 1);
+  call.out = partial;
+  call.lse = partial + places * dim;
+  Attention(call, isa, threads);
+  PackPartial(call.out, call.lse, tokens, ranks, items / tokens, dim, packed);
+  if (!dcp.Run(kAllToAll, FloatType::kFloat32, packed, packed, places * (dim + 1) * sizeof(float))) return false;
+  MergePacked(packed, ranks, items, dim, out, out + items * dim, isa, threads);
+  return true;
+}
+
+// Attention of the own heads, from their projections [tokens, `width`], which are turned and stored: float32
+// [tokens, own heads, dim] at `out`, and their lse behind.
+template <class T>
+bool Attend(const LayerArgs& a, T* qkv, float* out, Isa isa, int threads) {
   AttentionCall call = a.attention;
-  const size_t tokens = static_cast<size_t>(call.tokens), dim = static_cast<size_t>(call.key_dim);
+  const size_t tokens = static_cast<size_t>(call.tokens), dim = static_cast<size_t>(call.key_dim), width = a.qkv.outs;
   const size_t heads = static_cast<size_t>(call.query_heads), key_heads = static_cast<size_t>(call.key_heads);
-  const size_t width = a.qkv.outs;
-  T* qkv = static_cast<T*>(Scratch<Purpose::kQkv>(tokens * width * sizeof(T)));
-  const NormArgs<T> first{a.x, a.add, static_cast<const T*>(a.norm1), a.eps, tokens, a.hidden};
-  NormLinear(first, a.qkv, static_cast<const T*>(a.qkv_bias), qkv, isa, threads);
-  Rotate(qkv, width, dim, a.cos, a.sin, tokens, heads + key_heads, a.half, isa, threads);
+  Rotate(qkv, width, dim, a.cos, a.sin, tokens, a.projected + key_heads, a.half, isa, threads);
   const auto store = [&](size_t head, const AttentionSource& pool) {
     const size_t bytes = key_heads * dim * sizeof(T);
     const char* from = reinterpret_cast<const char*>(qkv + head * dim);
     StoreRows(from, width * sizeof(T), bytes, bytes, 1, a.tokens, a.slots, a.stored, const_cast<char*>(pool.data));
   };
-  store(heads, call.k);
-  store(heads + key_heads, call.v);
-  const size_t floats = tokens * (heads * (dim + 1) + a.hidden);
-  float* attended = static_cast<float*>(Scratch<Purpose::kAttended>(floats * sizeof(float)));
-  float* added = attended + tokens * heads * (dim + 1);
-  call.q = reinterpret_cast<const char*>(qkv);
-  call.q_token_step = static_cast<int64_t>(width);
+  store(a.projected, call.k);
+  store(a.projected + key_heads, call.v);
+  const bool gathers = a.projected < heads;
+  const T* queries = gathers ? GatherQueries(qkv, width, tokens, a.projected * dim, a.dcp) : qkv;
+  if (queries == nullptr) return false;
+  call.q = reinterpret_cast<const char*>(queries);
+  call.q_token_step = static_cast<int64_t>(gathers ? heads * dim : width);
   call.q_head_step = static_cast<int64_t>(dim);
-  call.out = attended;
-  call.lse = attended + tokens * heads * dim;
+  if (a.dcp.group != nullptr) return AttendOverRanks(call, a.dcp, out, isa, threads);
+  call.out = out;
+  call.lse = out + tokens * heads * dim;
   Attention(call, isa, threads);
-  Linear({attended, FloatType::kFloat32, heads * dim, a.o, nullptr, FloatType::kFloat32, added, FloatType::kFloat32, tokens},
-         isa, threads);
-  const NormArgs<T> second{a.x, added, static_cast<const T*>(a.norm2), a.eps, tokens, a.hidden};
+  return true;
+}
+
+}  // namespace layer_detail
+
+// False if one of the groups failed, as its status says.
+template <class T>
+bool DecoderLayer(const LayerArgs& a, Isa isa, int threads) {
+  const size_t tokens = static_cast<size_t>(a.attention.tokens), hidden = a.hidden;
+  const size_t heads = static_cast<size_t>(a.attention.query_heads) / a.dcp.Size();
+  T* qkv = static_cast<T*>(Scratch<Purpose::kQkv>(tokens * a.qkv.outs * sizeof(T)));
+  const NormArgs<T> first{a.x, a.add, static_cast<const T*>(a.norm1), a.eps, tokens, hidden};
+  NormLinear(first, a.qkv, static_cast<const T*>(a.qkv_bias), qkv, isa, threads);
+  const size_t floats = tokens * (a.o.ins + heads + hidden);
+  float* attended = static_cast<float*>(Scratch<Purpose::kAttended>(floats * sizeof(float)));
+  float* added = attended + tokens * (a.o.ins + heads);
+  if (!layer_detail::Attend(a, qkv, attended, isa, threads)) return false;
+  constexpr FloatType kWide = FloatType::kFloat32;
+  Linear({attended, kWide, a.o.ins, a.o, nullptr, kWide, added, kWide, tokens}, isa, threads);
+  if (!a.world.Sum(added, tokens * hidden)) return false;
+  const NormArgs<T> second{a.x, added, static_cast<const T*>(a.norm2), a.eps, tokens, hidden};
   NormGatedMlp(second, a.gate_up, static_cast<const T*>(a.gate_up_bias), a.down, a.out, isa, threads);
+  return a.world.Sum(a.out, tokens * hidden);
 }
 
 }  // namespace dcprt

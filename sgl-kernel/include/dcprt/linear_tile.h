@@ -7,8 +7,6 @@
 using Vec = Simd::Vec;
 constexpr int kVecs = static_cast<int>(PackedMatrix::kPanel) / Simd::kLanes;  // vectors of a panel
 
-// The sums of a tile stay in registers only if these loops vanish before the compiler decides what lives in memory.
-#define DCPRT_UNROLL _Pragma("GCC unroll 16")
 #define DCPRT_MEMBER inline __attribute__((always_inline))
 
 // A step of an operation multiplies kWidth inputs of a row with those of all outputs of a panel.
@@ -146,7 +144,6 @@ static void Tile(const typename Op::In* x, size_t x_stride, const Panels& first,
   }
 }
 
-#undef DCPRT_UNROLL
 #undef DCPRT_MEMBER
 
 // Writes outputs [first, first + count) of one row.

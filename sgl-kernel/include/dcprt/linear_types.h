@@ -33,7 +33,7 @@ struct PackedMatrix {
   size_t PanelElements() const { return Steps() * kPanel * Width(); }
   // About as many are read for a panel.
   size_t PanelBytes() const {
-    const size_t plain = PanelElements() * (type == FloatType::kBFloat16 ? 2 : 4);
+    const size_t plain = PanelElements() * SizeOf(type);
     return coded ? plain / 4 * 3 : plain;
   }
 };

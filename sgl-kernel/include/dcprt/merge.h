@@ -56,6 +56,18 @@ inline void MergePartials(const PartialView* parts, size_t count, size_t items, 
   });
 }
 
+// Likewise from packed [count, items, dim + 1], lse last.
+inline void MergePacked(const float* packed, size_t count, size_t items, size_t dim, float* out, float* lse, Isa isa,
+                        int threads) {
+  const size_t step = dim + 1;
+  PartialView parts[kMostParts];
+  for (size_t p = 0; p < count; ++p) {
+    const float* at = packed + p * items * step;
+    parts[p] = {at, step, at + dim, step};
+  }
+  MergePartials(parts, count, items, dim, out, lse, isa, threads);
+}
+
 // out [tokens, ranks, own, dim] and lse [tokens, ranks, own] to packed [ranks, tokens, own, dim + 1], lse last.
 inline void PackPartial(const float* out, const float* lse, size_t tokens, size_t ranks, size_t own, size_t dim,
                         float* packed) {

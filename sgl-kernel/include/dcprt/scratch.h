@@ -9,7 +9,7 @@
 namespace dcprt {
 
 // Each has a piece of its own, so one may be held while another is asked for.
-enum class Purpose { kLinearInput, kDecoded, kAttention, kNormed, kGateUp, kQkv, kAttended };
+enum class Purpose { kLinearInput, kDecoded, kAttention, kNormed, kGateUp, kQkv, kQueries, kPartial, kAttended };
 
 // At least `bytes`, aligned to 64; what it held before may be gone.
 template <Purpose kPurpose>

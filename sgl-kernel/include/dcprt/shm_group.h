@@ -18,13 +18,17 @@ namespace dcprt {
 
 enum Op : uint32_t { kAllReduce = 1, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kBarrier };
 
+// How the dtype of a call is written: the code of DLPack, and the bits of an element.
+constexpr uint32_t kFloatCode = 2, kBFloatCode = 4;
+constexpr uint32_t DtypeTag(uint32_t code, uint32_t bits) { return code << 16 | bits; }
+
 enum class Status : int { kDone = 0, kTimeout = 1, kMismatch = 2 };
 
 // N = ranks. Inputs and outputs are contiguous; `bytes` is the size of the input:
 //   kAllReduce      [bytes] -> [bytes], in place allowed; float32 (4) or bfloat16 (2) by element_bytes
 //   kAllGather      [bytes] -> [N, bytes]
 //   kReduceScatter  [N, bytes/N] -> [bytes/N]; element types as above
-//   kAllToAll       [N, bytes/N] -> [N, bytes/N]
+//   kAllToAll       [N, bytes/N] -> [N, bytes/N], in place allowed
 //   kBroadcast      [bytes] of the root -> [bytes] elsewhere; `in` and `out` are the same memory
 //   kBarrier        nothing
 class ShmGroup {
@@ -33,6 +37,18 @@ class ShmGroup {
       : arena_(base, rank, ranks, slot_bytes), parts_(ranks) {}
 
   const ShmArena& arena() const { return arena_; }
+  // The call that was started last, and how it ended.
+  const Call& call() const { return call_; }
+  Status status() const { return status_; }
+
+  // `Start` and `Finish` of `op`, no broadcast, on elements of `type`.
+  Status Run(Op op, FloatType type, const void* in, void* out, size_t bytes, double timeout_s) {
+    const uint32_t size = static_cast<uint32_t>(SizeOf(type));
+    const Deadline deadline = Deadline::After(timeout_s);
+    const Status status = Start({op, DtypeTag(type == FloatType::kFloat32 ? kFloatCode : kBFloatCode, 8 * size), 0, size, bytes},
+                                in, out, deadline);
+    return status == Status::kDone ? Finish(deadline) : status;
+  }
 
   Status Start(const Call& call, const void* in, void* out, const Deadline& deadline) {
     call_ = call;
@@ -42,10 +58,13 @@ class ShmGroup {
     segment_ = scattered ? call.bytes / arena_.ranks() : call.bytes;
     step_ = (scattered ? arena_.slot_bytes() / arena_.ranks() : arena_.slot_bytes()) / kAlign * kAlign;
     done_ = 0;
-    return Post(deadline);
+    return status_ = Post(deadline);
   }
 
-  Status Finish(const Deadline& deadline) {
+  Status Finish(const Deadline& deadline) { return status_ = Remaining(deadline); }
+
+ private:
+  Status Remaining(const Deadline& deadline) {
     for (;;) {
       Status status = Take(deadline);
       if (status != Status::kDone) return status;
@@ -56,7 +75,6 @@ class ShmGroup {
     }
   }
 
- private:
   static constexpr size_t kAlign = 64;
   // From here on an all-reduce divides the sum among the ranks: one more round, but less to read.
   static constexpr size_t kDivideBytes = 16384;
@@ -170,6 +188,7 @@ class ShmGroup {
   std::vector<const void*> parts_;
   uint32_t compared_ = 0;  // the last round in which the calls of all ranks were compared
   Call call_{};
+  Status status_ = Status::kDone;
   const char* in_ = nullptr;
   char* out_ = nullptr;
   size_t segment_ = 0;  // bytes of one segment: the input, or the part of it that goes to one rank

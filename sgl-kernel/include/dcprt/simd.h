@@ -35,6 +35,8 @@
 #define DCPRT_TARGET_END DCPRT_PRAGMA(GCC pop_options)
 #endif
 #define DCPRT_SIMD static inline __attribute__((always_inline))
+// The sums of a tile stay in registers only if the loops over it vanish before the compiler decides what lives in memory.
+#define DCPRT_UNROLL _Pragma("GCC unroll 16")
 
 #define DCPRT_AVX2 "avx2,fma"
 #define DCPRT_AVX512 "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["INTERFACE", "Op", "ShmGroup", "ShmMismatchError", "ShmTimeoutError", "held"]
 __version__ = "0.1.0"
 
-INTERFACE = 3
+INTERFACE = 4
 """Raised with every change of what a function takes or how packed weights lie."""
 
 _LIBRARY = tvm_ffi.load_module(Path(__file__).with_name("libdcprt_kernel.so"))
@@ -27,6 +27,7 @@ _close = _LIBRARY.shm_close
 _start = _LIBRARY.shm_start
 _finish = _LIBRARY.shm_finish
 _call = _LIBRARY.shm_call
+_last = _LIBRARY.shm_last
 _peer = _LIBRARY.shm_peer
 
 _TIMEOUT = 1
@@ -101,6 +102,24 @@ class ShmGroup:
             ValueError, ShmTimeoutError, ShmMismatchError: as they do.
         """
         self._check(_call(self._handle, op, x, out, timeout_s))
+
+    @property
+    def handle(self) -> int:
+        """For native calls with operations of their own; none of `start` may be open meanwhile."""
+        assert self._handle is not None, "the group is closed"
+        return self._handle
+
+    def last(self) -> Op:
+        """The operation that was started last."""
+        return Op(_last(self._handle)[0])
+
+    def raise_last(self) -> None:
+        """Raises what the last operation failed with, if it failed.
+
+        Raises:
+            ShmTimeoutError, ShmMismatchError: as `finish` does.
+        """
+        self._check(_last(self._handle)[1])
 
     def close(self) -> None:
         """Unmaps the arena; the descriptor stays the caller's."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from dcprt.comm.groups import Groups
 from dcprt.config import Config
 from dcprt.kv.pool import KVPool
 from dcprt.messages import TokensOut
@@ -69,10 +70,12 @@ class Recorder:
 class Harness:
     """dcprt in this process: scheduler, cache and all ranks; one request at a time."""
 
-    def __init__(self, directory: Path, *, ahead: int = 0, **options: Any) -> None:
+    def __init__(
+        self, directory: Path, *, ahead: int = 0, groups: Sequence[Groups] | None = None, **options: Any
+    ) -> None:
         config = Config.of(model=str(directory), **{"dtype": "float32", "kv_cache_tokens": 4096, **options})
         self.deployment: Deployment = prepare(config, lambda _: None)
-        self._executor = LocalExecutor(self.deployment)
+        self._executor = LocalExecutor(self.deployment, groups)
         self._recorder = Recorder(self._executor.workers[0]._model)
         self._executor.workers[0]._model = self._recorder
         limits = Limits(self.deployment.context_len, self.deployment.capacity_tokens, self.deployment.spec.vocab_size)

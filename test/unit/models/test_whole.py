@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,15 @@ pytest.importorskip("dcprt_kernel.layer")
 import torch
 from torch import Tensor
 
+from dcprt.comm.arena import create_arenas
+from dcprt.comm.groups import connect
+from dcprt.errors import CollectiveError, CollectiveTimeout
 from dcprt.models import decoder
 from dcprt.models.whole import NativeLayers
-from dcprt.ops import Matrix
+from dcprt.ops import Matrix, WholeLayers
+from dcprt.params import SamplingParams
 
-from .harness import Harness, write_llama
+from .harness import Harness, relative_error, write_llama
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], list(range(2, 120)), [3, 1, 4, 1, 5, 9, 2, 6, 8, 8]]
 
@@ -72,7 +78,114 @@ def test_layers_it_does_not_know_stay_as_they_are(tmp_path: Path, changes: dict[
     assert not logits(tmp_path, "float32")[1]
 
 
-def test_more_than_one_rank_has_no_whole_layers(tmp_path: Path) -> None:
+def test_ranks_that_share_no_memory_have_no_whole_layers(tmp_path: Path) -> None:
     write_llama(tmp_path)
     with Harness(tmp_path, dcp=2) as model:
         assert not is_whole(model)
+
+
+@contextmanager
+def over_ranks(directory: Path, tp: int, dcp: int, timeout_s: float = 60, **options: Any) -> Iterator[Harness]:
+    """A model whose ranks meet in shared memory."""
+    arenas = create_arenas(tp, dcp)
+    groups = [connect("shm", rank, tp, dcp, arenas=arenas, timeout_s=timeout_s) for rank in range(tp)]
+    try:
+        with Harness(directory, groups=groups, tp=tp, dcp=dcp, page_size=4, **options) as model:
+            yield model
+    finally:
+        for group in groups:
+            group.close()
+        arenas.close()
+
+
+def together(model: Harness, lengths: Sequence[int]) -> list[Tensor]:
+    """Logits of all steps of some requests that are decoded in the same steps."""
+    sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    prompts = [[(7 * i + 3 * n) % 120 for i in range(n)] for n in lengths]
+    model._recorder.kept.clear()
+    model.run([(prompt, sampling) for prompt in prompts])
+    return list(model._recorder.kept)
+
+
+class Calls:
+    """Counts the steps that were one native call, over all ranks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        compute = NativeLayers.__call__
+
+        def counted(*args: Any) -> Tensor:
+            self.count += 1
+            return compute(*args)
+
+        monkeypatch.setattr(NativeLayers, "__call__", counted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("tp", "dcp", "options"),
+    [
+        (2, 2, {}),
+        (4, 4, {}),
+        (4, 2, {}),
+        (2, 1, {}),
+        (3, 3, {"dcp_replicate_q": True}),
+        (2, 2, {"dcp_interleave": 4}),
+    ],
+)
+def test_ranks_equal_their_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tp: int, dcp: int, options: dict[str, Any], dtype: str
+) -> None:
+    """Rows on every rank and on one alone, and more tokens than one."""
+    write_llama(tmp_path, intermediate_size=52)
+    calls = Calls(monkeypatch)
+    found = []
+    for native in (True, False):
+        monkeypatch.setattr(decoder, "NATIVE", native)
+        with over_ranks(tmp_path, tp, dcp, dtype=dtype, dcp_comm="a2a", **options) as model:
+            found.append([together(model, lengths) for lengths in ([9], [1], [33, 4, 70, 21, 1])])
+            assert is_whole(model) is native
+        if native:
+            assert calls.count >= 4 * tp
+            calls.count = 0
+    assert calls.count == 0
+    for whole, parts in zip(*found, strict=True):
+        assert len(whole) == len(parts)
+        for one, other in zip(whole, parts, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_another_exchange_is_done_by_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_llama(tmp_path)
+    calls = Calls(monkeypatch)
+    found = []
+    for way in ("a2a", "ag_rs"):
+        with over_ranks(tmp_path, 2, 2, dcp_comm=way) as model:
+            found.append(torch.cat(together(model, [30, 11])))
+        assert (calls.count > 0) is (way == "a2a")
+        calls.count = 0
+    assert relative_error(*found) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("dcp", "failed"), [(1, "all_reduce of group 'world'"), (2, "all_gather of group 'dcp'")], ids=["world", "dcp"]
+)
+def test_a_missing_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dcp: int, failed: str) -> None:
+    """In the middle of a native call, as everywhere else; afterwards the group cannot be used."""
+    write_llama(tmp_path)
+    steps: list[tuple[WholeLayers, Any]] = []
+    compute = WholeLayers.__call__
+
+    def kept(self: WholeLayers, *step: Any) -> Tensor:
+        steps.append((self, step))
+        return compute(self, *step)
+
+    monkeypatch.setattr(WholeLayers, "__call__", kept)
+    with over_ranks(tmp_path, 2, dcp, timeout_s=1, dcp_comm="a2a") as model:
+        together(model, [9])
+        first = model._recorder._model._whole._layers  # type: ignore[attr-defined]
+        step = next(step for layers, step in reversed(steps) if layers is first)
+        with pytest.raises(CollectiveTimeout, match=f"{failed} in step [0-9]+: no answer from rank 1 after 1 s"):
+            compute(first, *step)
+        with pytest.raises(CollectiveError, match="cannot be used any more"):
+            compute(first, *step)
