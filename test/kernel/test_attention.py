@@ -289,6 +289,8 @@ def paged_cases(q_dtype: torch.dtype, dtype: torch.dtype, page_size: int) -> lis
             ([2, 2, 3], (72, 56)),
             ([h // 3 for h in range(9)], (64, 64)),
             ([0] * 13, (16, 8)),
+            ([0, 0, 2], (64, 64)),
+            ([h // 26 for h in range(130)], (16, 8)),
         ]
     ]
     return [(step, step.expected()) for step in steps]

@@ -26,16 +26,25 @@ constexpr double kWorthThreads = 2e5;
 constexpr int64_t kTasksPerThread = 3;
 constexpr int64_t kLeastKeys = 128;  // keys of a part
 
-// Queries [first, first + count) of a row and key head over `keys` keys, in pieces of `size` keys; where there is more
+// Queries [first, first + count) of a row and some key heads over `keys` keys, in pieces of `size` keys; where there is more
 // than one piece, their results, `count` each, begin at place `part` of the partial ones.
 struct QueryBlock {
   const AttentionRow* row;
-  int64_t head, first, count, keys, size, part;
+  int64_t head, heads, first, count, keys, size, part;
 
   int64_t Pieces() const { return (keys + size - 1) / size; }
 
   double Work() const { return static_cast<double>(count) * static_cast<double>(keys); }
 };
+
+// How many key heads from `head` on a block has: those of one token lie side by side, and memory gives most if it is read
+// in its order.
+inline int64_t HeadsTogether(const AttentionCall& call, int64_t tokens, int64_t head) {
+  if (tokens > 1 || call.k.head_step != call.key_dim || call.v.head_step != call.value_dim) return 1;
+  int64_t heads = 1;
+  while (head + heads < call.key_heads && GroupOf(call, head, heads + 1) <= kMaxQueries) ++heads;
+  return heads;
+}
 
 inline std::vector<QueryBlock> BlocksOf(const AttentionCall& call) {
   std::vector<QueryBlock> blocks;
@@ -43,12 +52,13 @@ inline std::vector<QueryBlock> BlocksOf(const AttentionCall& call) {
     const AttentionRow& row = call.rows[r];
     const int64_t tokens = row.stop - row.start;
     if (row.keys == 0 || tokens <= 0 || (call.causal && row.keys == 1)) continue;
-    for (int64_t head = 0; head < call.key_heads; ++head) {
-      const int64_t group = call.head_offsets[head + 1] - call.head_offsets[head];
+    for (int64_t head = 0, heads; head < call.key_heads; head += heads) {
+      heads = HeadsTogether(call, tokens, head);
+      const int64_t group = GroupOf(call, head, heads);
       for (int64_t first = 0; first < tokens * group; first += kMaxQueries) {
         const int64_t count = std::min(kMaxQueries, tokens * group - first);
         const int64_t keys = call.causal ? row.context + (first + count - 1) / group + 1 : row.keys;
-        blocks.push_back({&row, head, first, count, keys, keys, -1});
+        blocks.push_back({&row, head, heads, first, count, keys, keys, -1});
       }
     }
   }
@@ -77,7 +87,7 @@ inline std::vector<AttentionTask> TasksOf(const std::vector<QueryBlock>& blocks)
   for (const QueryBlock& b : blocks) {
     for (int64_t i = 0; i < b.Pieces(); ++i) {
       const int64_t begin = i * b.size, end = std::min(begin + b.size, b.keys);
-      tasks.push_back({b.row, b.head, b.first, b.count, begin, end, b.part < 0 ? -1 : b.part + i * b.count});
+      tasks.push_back({b.row, b.head, b.heads, b.first, b.count, begin, end, b.part < 0 ? -1 : b.part + i * b.count});
     }
   }
   return tasks;
@@ -85,7 +95,7 @@ inline std::vector<AttentionTask> TasksOf(const std::vector<QueryBlock>& blocks)
 
 // Merges the pieces of every query of a block.
 inline void MergeBlock(const AttentionCall& call, const QueryBlock& block, const AttentionParts& parts, Isa isa) {
-  const int64_t begin = call.head_offsets[block.head], group = call.head_offsets[block.head + 1] - begin;
+  const int64_t begin = call.head_offsets[block.head], group = GroupOf(call, block.head, block.heads);
   for (int64_t i = 0; i < block.count; ++i) {
     const int64_t index = block.first + i;
     const int64_t place = (block.row->start + index / group) * call.query_heads + call.heads[begin + index % group];

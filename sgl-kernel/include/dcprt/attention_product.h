@@ -130,30 +130,29 @@ static void Product(int64_t rows, const float* a, int64_t a_step, const void* co
   if (at < columns) Rows<Op, 1, kAdd, true>(rows, a, a_step, steps, at, count, out + at, out_step, columns - at);
 }
 
-DCPRT_SIMD void FetchRow(const void* row, int64_t bytes) {
-  if (bytes == 128) {
-    __builtin_prefetch(row);
-    __builtin_prefetch(static_cast<const char*>(row) + 64);
-    return;
-  }
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at);
-}
-
-// Rows of keys, and of the first values, that will be needed soon. Pages lie anywhere, which no processor foresees.
+// Rows that will be needed soon, fetched a few at a time. Pages lie anywhere, which no processor foresees.
 struct Ahead {
-  const void* const* keys;  // [count]
-  int64_t count, key_bytes;
-  const void* const* values;
-  int64_t value_bytes;
+  const void* const* rows;
+  int64_t at, end, bytes;
 
-  static constexpr int64_t kKeys = 32;
+  inline __attribute__((always_inline)) void Fetch(int64_t count) {
+    for (; count > 0 && at < end; --count, ++at) {
+      const char* row = static_cast<const char*>(rows[at]);
+      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+    }
+  }
+};
 
-  // While keys from `j` on are scored.
-  inline __attribute__((always_inline)) void Fetch(int64_t j, int64_t rows) const {
-    const int64_t end = j + rows + kKeys < count ? j + rows + kKeys : count;
-    for (int64_t i = j + kKeys; i < end; ++i) FetchRow(keys[i], key_bytes);
-    if (value_bytes == 0) return;
-    for (int64_t i = j; i < j + rows && i < count; ++i) FetchRow(values[i], value_bytes);
+// What is fetched while a block is passed once for each of `heads` key heads.
+struct Fetching {
+  Ahead next;  // what the heads will read after this, all of it in this pass
+  Ahead own;   // what this head is about to read
+  int64_t heads;
+
+  // `count` keys are passed for one head.
+  inline __attribute__((always_inline)) void Pass(int64_t count) {
+    next.Fetch((count + heads - 1) / heads);
+    own.Fetch(count);
   }
 };
 
@@ -206,10 +205,10 @@ static void LastDots(int64_t rows, const float* q, int64_t q_step, const void* c
 // Scores of few queries: every key is read once, from where it lies.
 template <class Op>
 static void Dots(int64_t rows, const float* q, int64_t q_step, const void* const* keys, int64_t count, int64_t units,
-                 const Ahead& ahead, float* scores) {
+                 Fetching& fetching, float* scores) {
   constexpr int kRows = Simd::kDotRows;
   for (int64_t j = 0; j < count; j += 4) {
-    ahead.Fetch(j, 4);
+    fetching.Pass(4);
     int64_t r = 0;
     for (; r + kRows <= rows; r += kRows) {
       DotTile<Op, kRows>(q + r * q_step, q_step, keys + j, units, scores + r * kMaxKeys + j);
@@ -219,9 +218,9 @@ static void Dots(int64_t rows, const float* q, int64_t q_step, const void* const
 }
 
 // packed [units, kMaxKeys]: `count` rows, a multiple of kLanes, as columns; `units` is a multiple of 4.
-static void Pack(const void* const* rows, int64_t count, int64_t units, const Ahead& ahead, float* packed) {
+static void Pack(const void* const* rows, int64_t count, int64_t units, Fetching& fetching, float* packed) {
   for (int64_t j = 0; j < count; j += kLanes) {
-    ahead.Fetch(j, kLanes);
+    fetching.Pass(kLanes);
     for (int64_t i = 0; i < units; i += 4) {
       Vec a = Simd::LoadLanes(rows + j, i), b = Simd::LoadLanes(rows + j + 1, i);
       Vec c = Simd::LoadLanes(rows + j + 2, i), d = Simd::LoadLanes(rows + j + 3, i);

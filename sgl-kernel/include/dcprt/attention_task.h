@@ -21,7 +21,7 @@ static void WidenRows(const void** rows, int64_t count, int64_t dim, float* wide
   }
 }
 
-// Where elements of keys begin to `end` lie; places up to a multiple of 16 behind repeat the last one.
+// Where elements of keys begin to `end` lie, for the first head.
 template <class T>
 static void Locate(const AttentionCall& call, const AttentionSource& source, const AttentionTask& task, int64_t begin,
                    int64_t end, const void** rows) {
@@ -39,21 +39,12 @@ static void Locate(const AttentionCall& call, const AttentionSource& source, con
       j += found;
     }
   }
-  const int64_t count = end - begin;
-  for (int64_t j = count; j < (count + 15) / 16 * 16; ++j) rows[j] = rows[count - 1];
 }
 
-// The keys of a block and, behind them, those of the next one, up to `next`; the block's own are there already where
-// `moved` of them lie behind those of the block before.
-template <class T>
-static void LocateBlocks(const AttentionCall& call, const AttentionSource& source, const AttentionTask& task, int64_t begin,
-                         int64_t end, int64_t next, int64_t moved, const void** rows) {
-  if (moved == 0) {
-    Locate<T>(call, source, task, begin, end, rows);
-  } else {
-    std::memmove(rows, rows + moved, static_cast<size_t>((end - begin + 15) / 16 * 16) * sizeof(*rows));
-  }
-  if (next > end) Locate<T>(call, source, task, end, next, rows + (end - begin));
+// Rows of another head, `bytes` behind; places up to a multiple of 16 behind repeat the last one.
+static void RowsOf(const void* const* first, int64_t bytes, int64_t count, const void** rows) {
+  for (int64_t j = 0; j < count; ++j) rows[j] = static_cast<const char*>(first[j]) + bytes;
+  for (int64_t j = count; j < (count + 15) / 16 * 16; ++j) rows[j] = rows[count - 1];
 }
 
 // All lanes of x, two and two.
@@ -102,10 +93,10 @@ struct Place {
   int64_t token, head;
 };
 
-// Query `index` of a row and key head.
+// Query `index` of a row and the heads of a task.
 static Place PlaceOf(const AttentionCall& call, const AttentionTask& task, int64_t index) {
-  const int64_t begin = call.head_offsets[task.head], group = call.head_offsets[task.head + 1] - begin;
-  return {task.row->start + index / group, call.heads[begin + index % group]};
+  const int64_t group = GroupOf(call, task.head, task.heads);
+  return {task.row->start + index / group, call.heads[call.head_offsets[task.head] + index % group]};
 }
 
 static void LoadQueries(const AttentionCall& call, const AttentionTask& task, bool paired, float* to) {
@@ -155,21 +146,21 @@ static void StoreResults(const AttentionCall& call, const AttentionTask& task, c
   }
 }
 
-// scores [count of task, kMaxKeys] of `count` keys.
+// scores [count of task, kMaxKeys] of the `count` keys in x.rows.
 template <class T, bool kPaired>
 static void Score(const AttentionCall& call, const AttentionTask& task, const AttentionScratch& x, int64_t count,
-                  const Ahead& ahead) {
+                  Fetching& fetching) {
   const int64_t units = kPaired ? call.key_dim / 2 : call.key_dim, step = Padded(call.key_dim);
   using Direct = std::conditional_t<kPaired, Paired<Simd>, Single<T>>;
   if (task.count * 8 <= units) {
-    return Dots<Direct>(task.count, x.queries, step, x.k, count, units, ahead, x.scores);
+    return Dots<Direct>(task.count, x.queries, step, x.rows, count, units, fetching, x.scores);
   }
   const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
   if (!kPaired && sizeof(T) == 2) {
-    WidenRows<T>(x.k, count, call.key_dim, x.wide);
-    for (int64_t j = count; j < padded; ++j) x.k[j] = x.k[count - 1];
+    WidenRows<T>(x.rows, count, call.key_dim, x.wide);
+    for (int64_t j = count; j < padded; ++j) x.rows[j] = x.rows[count - 1];
   }
-  Pack(x.k, padded, units, ahead, x.packed);
+  Pack(x.rows, padded, units, fetching, x.packed);
   using Packed = std::conditional_t<kPaired, Paired<Simd>, Single<float>>;
   Product<Packed, false>(task.count, x.queries, step, x.steps, units, padded, x.scores, kMaxKeys);
 }
@@ -177,29 +168,26 @@ static void Score(const AttentionCall& call, const AttentionTask& task, const At
 // How many of the `count` keys from `begin` on query `i` of a task sees; never fewer than the query before.
 static int64_t SeenBy(const AttentionCall& call, const AttentionTask& task, int64_t begin, int64_t count, int64_t i) {
   if (!call.causal) return count;
-  const int64_t group = call.head_offsets[task.head + 1] - call.head_offsets[task.head];
-  const int64_t seen = task.row->context + (task.first + i) / group + 1 - begin;
+  const int64_t seen = task.row->context + (task.first + i) / GroupOf(call, task.head, task.heads) + 1 - begin;
   return seen < 0 ? 0 : seen < count ? seen : count;
 }
 
 // Adds the weighted values. A weight of 0 does not hide a value that is not finite, so a query's sum leaves out the
-// values of keys that it does not see: first those that all see are added, then those that a few queries see.
-//
-// The next block's `ahead` values lie behind these in x.v and are fetched meanwhile, so that memory has something to do
-// while no keys are read.
+// values of keys that it does not see: first those that all see are added, then those that a few queries see. They are
+// those in x.rows.
 template <class Op>
 static void AddValues(const AttentionCall& call, const AttentionTask& task, const AttentionScratch& x, int64_t begin,
-                      int64_t count, int64_t ahead, int64_t value_bytes) {
+                      int64_t count, Fetching& fetching) {
   const int64_t step = Padded(call.value_dim);
   const auto seen = [&](int64_t i) { return SeenBy(call, task, begin, count, i); };
   const auto add = [&](int64_t first, int64_t last, int64_t from, int64_t to) {
     if (from == to) return;
-    Product<Op, true>(last - first, x.scores + first * kMaxKeys + from, kMaxKeys, x.v + from, to - from, call.value_dim,
+    Product<Op, true>(last - first, x.scores + first * kMaxKeys + from, kMaxKeys, x.rows + from, to - from, call.value_dim,
                       x.acc + first * step, step);
   };
-  const int64_t all = seen(0), piece = ahead > 0 ? 16 : count;
+  const int64_t all = seen(0), piece = fetching.next.at < fetching.next.end ? 16 : count;
   for (int64_t from = 0; from < count; from += piece) {
-    for (int64_t i = from; i < from + piece && i < ahead; ++i) FetchRow(x.v[count + i], value_bytes);
+    fetching.Pass(piece);
     if (from < all) add(0, task.count, from, from + piece < all ? from + piece : all);
   }
   if (seen(task.count - 1) == all) return;
@@ -221,12 +209,12 @@ static void AddValuePairs(const AttentionCall& call, const AttentionTask& task, 
   const int64_t dim = call.value_dim, step = Padded(dim), pairs = (count + 1) / 2;
   static const BFloat16 kZeros[kMaxLanes] = {};
   for (int64_t pair = 0; pair < pairs; ++pair) {
-    const auto* a = static_cast<const BFloat16*>(x.v[2 * pair]);
+    const auto* a = static_cast<const BFloat16*>(x.rows[2 * pair]);
     const bool alone = 2 * pair + 1 == count;
-    const auto* b = alone ? kZeros : static_cast<const BFloat16*>(x.v[2 * pair + 1]);
+    const auto* b = alone ? kZeros : static_cast<const BFloat16*>(x.rows[2 * pair + 1]);
     float* to = x.wide + pair * step;
     for (int64_t i = 0; i < dim; i += kLanes) Simd::Store(to + i, S::Interleave(a + i, alone ? b : b + i));
-    x.v[pair] = to;
+    x.rows[pair] = to;
   }
   for (int64_t i = 0; i < task.count; ++i) {
     float* row = x.scores + i * kMaxKeys;
@@ -235,51 +223,108 @@ static void AddValuePairs(const AttentionCall& call, const AttentionTask& task, 
       Simd::Store(row + j / 2, S::Narrow(Simd::Load(row + j), second));
     }
   }
-  Product<Paired<S>, true>(task.count, x.scores, kMaxKeys, x.v, pairs, dim, x.acc, step);
+  Product<Paired<S>, true>(task.count, x.scores, kMaxKeys, x.rows, pairs, dim, x.acc, step);
 }
+
+// Keys that are fetched before they are scored, where none were before.
+constexpr int64_t kAhead = 32;
+
+// A task while it runs.
+template <class T, bool kPaired>
+struct Running {
+  const AttentionCall& call;
+  const AttentionTask& task;
+  const AttentionScratch& x;
+  bool many, halved;
+
+  Running(const AttentionCall& c, const AttentionTask& t, const AttentionScratch& scratch) : call(c), task(t), x(scratch) {
+    many = task.heads == 1 && task.count > 2 * Simd::kRows;
+    halved = sizeof(T) == 2 && !many && call.value_dim % (Simd::kCols * kLanes) == 0;
+  }
+
+  // All that tokens `first` to `last` have for the heads of this task.
+  Ahead Rows(const AttentionSource& source, int64_t dim, const void* const* rows, int64_t first, int64_t last) const {
+    return {rows, first, last, ((task.heads - 1) * source.head_step + dim) * static_cast<int64_t>(sizeof(T))};
+  }
+
+  // What each key head does for its own queries: `work` of its task and their memory, once x.rows are its rows.
+  template <class Work>
+  void ForHeads(const AttentionSource& source, const void* const* rows, int64_t count, const Work& work) const {
+    int64_t first = 0;
+    for (int64_t i = 0; i < task.heads; ++i) {
+      AttentionTask own = task;
+      own.head += i;
+      own.heads = 1;
+      if (task.heads > 1) own.count = GroupOf(call, own.head, 1);
+      if (own.count == 0) continue;
+      RowsOf(rows, i * source.head_step * static_cast<int64_t>(sizeof(T)), count, x.rows);
+      work(own, x.From(first, call.key_dim, call.value_dim));
+      first += own.count;
+    }
+  }
+
+  // Scores keys [begin, begin + count) and makes weights of them. Meanwhile their values are fetched, and at the begin of
+  // the task the keys themselves.
+  void Weigh(int64_t begin, int64_t count) const {
+    const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
+    Fetching fetching{Rows(call.v, call.value_dim, x.v, 0, count), {}, task.heads};
+    if (begin == task.key_begin) fetching.own = Rows(call.k, call.key_dim, x.k, kAhead, count);
+    ForHeads(call.k, x.k, count, [&](const AttentionTask& own, const AttentionScratch& mine) {
+      Score<T, kPaired>(call, own, mine, count, fetching);
+      for (int64_t i = 0; i < own.count; ++i) {
+        Softmax(mine.scores + i * kMaxKeys, SeenBy(call, own, begin, count, i), padded, call.scale, mine.top + i,
+                mine.sums + i * kMaxLanes, mine.acc + i * Padded(call.value_dim), call.value_dim);
+      }
+    });
+  }
+
+  // Adds up the values of keys [begin, begin + count); meanwhile the `next` keys behind are fetched.
+  void Sum(int64_t begin, int64_t count, int64_t next) const {
+    Fetching fetching{Rows(call.k, call.key_dim, x.k, count, count + next), {}, task.heads};
+    ForHeads(call.v, x.v, count, [&](const AttentionTask& own, const AttentionScratch& mine) {
+      if constexpr (kPaired) {
+        if (many && call.causal && call.value_dim % kLanes == 0 && SeenBy(call, own, begin, count, 0) == count) {
+          return AddValuePairs<Simd>(call, own, mine, count);
+        }
+      }
+      if (sizeof(T) == 2 && many) {
+        WidenRows<T>(mine.rows, count, call.value_dim, mine.wide);
+        fetching.next.end = 0;
+        AddValues<Single<float>>(call, own, mine, begin, count, fetching);
+      } else if (halved) {
+        AddValues<HalvesOf<T>>(call, own, mine, begin, count, fetching);
+      } else {
+        AddValues<Single<T>>(call, own, mine, begin, count, fetching);
+      }
+    });
+  }
+};
 
 template <class T, bool kPaired>
 static void Attend(const AttentionCall& call, const AttentionTask& task, const AttentionParts& parts,
                    const AttentionScratch& x) {
-  const int64_t value_step = Padded(call.value_dim), block = call.key_dim > 256 ? kMaxKeys / 2 : kMaxKeys;
-  const bool many = task.count > 2 * Simd::kRows;
-  const bool halved = sizeof(T) == 2 && !many && call.value_dim % (Simd::kCols * kLanes) == 0;
+  // With several heads, what all of them read has to stay in the first cache.
+  const int64_t block = task.heads > 1 ? kMaxKeys / 4 : call.key_dim > 256 ? kMaxKeys / 2 : kMaxKeys;
   LoadQueries(call, task, kPaired, x.queries);
-  std::memset(x.acc, 0, static_cast<size_t>(task.count * value_step) * sizeof(float));
+  std::memset(x.acc, 0, static_cast<size_t>(task.count * Padded(call.value_dim)) * sizeof(float));
   std::memset(x.sums, 0, static_cast<size_t>(task.count * kMaxLanes) * sizeof(float));
   for (int64_t i = 0; i < task.count; ++i) x.top[i] = -INFINITY;
   for (int64_t i = 0; i < call.key_dim; ++i) x.steps[i] = x.packed + i * kMaxKeys;
+  const Running<T, kPaired> running(call, task, x);
   for (int64_t begin = task.key_begin; begin < task.key_end; begin += block) {
     const int64_t end = begin + block < task.key_end ? begin + block : task.key_end, count = end - begin;
     const int64_t next = end + block < task.key_end ? end + block : task.key_end;
-    const int64_t moved = begin == task.key_begin ? 0 : block;
-    LocateBlocks<T>(call, call.k, task, begin, end, next, moved, x.k);
-    LocateBlocks<T>(call, call.v, task, begin, end, next, moved, x.v);
-    const int64_t key_bytes = call.key_dim * static_cast<int64_t>(sizeof(T));
-    const int64_t value_bytes = call.value_dim * static_cast<int64_t>(sizeof(T));
-    Score<T, kPaired>(call, task, x, count,
-                      {x.k, next - begin, key_bytes, x.v, begin == task.key_begin ? value_bytes : 0});
-    const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
-    for (int64_t i = 0; i < task.count; ++i) {
-      Softmax(x.scores + i * kMaxKeys, SeenBy(call, task, begin, count, i), padded, call.scale, x.top + i,
-              x.sums + i * kMaxLanes, x.acc + i * value_step, call.value_dim);
-    }
-    if constexpr (kPaired) {
-      if (many && call.causal && call.value_dim % kLanes == 0 && SeenBy(call, task, begin, count, 0) == count) {
-        AddValuePairs<Simd>(call, task, x, count);
-        continue;
-      }
-    }
-    if (sizeof(T) == 2 && many) {
-      WidenRows<T>(x.v, count, call.value_dim, x.wide);
-      AddValues<Single<float>>(call, task, x, begin, count, 0, 0);
-    } else if (halved) {
-      AddValues<HalvesOf<T>>(call, task, x, begin, count, next - end, value_bytes);
+    if (begin == task.key_begin) {
+      Locate<T>(call, call.k, task, begin, end, x.k);
     } else {
-      AddValues<Single<T>>(call, task, x, begin, count, next - end, value_bytes);
+      std::memmove(x.k, x.k + block, static_cast<size_t>(count) * sizeof(*x.k));
     }
+    if (next > end) Locate<T>(call, call.k, task, end, next, x.k + count);
+    Locate<T>(call, call.v, task, begin, end, x.v);
+    running.Weigh(begin, count);
+    running.Sum(begin, count, next - end);
   }
-  StoreResults(call, task, parts, x, halved);
+  StoreResults(call, task, parts, x, running.halved);
 }
 
 static void RunTask(const AttentionCall& call, const AttentionTask& task, const AttentionParts& parts,

@@ -56,12 +56,18 @@ constexpr int64_t kPad = 32;         // buffers' rows are padded to a multiple o
 
 inline int64_t Padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 
-// Some queries of a row and key head, over some of its keys. Queries are numbered token by token, and within a token
-// by the place among the heads of the key head. With `part` >= 0 results go to that place among the partial ones.
+// Some queries of a row and of `heads` key heads from `head` on, over some of its keys. Queries are numbered token by
+// token, and within a token by their place in `AttentionCall::heads`; there is but one token if there are several heads.
+// With `part` >= 0 results go to that place among the partial ones.
 struct AttentionTask {
   const AttentionRow* row;
-  int64_t head, first, count, key_begin, key_end, part;
+  int64_t head, heads, first, count, key_begin, key_end, part;
 };
+
+// Query heads of a token in a task.
+inline int64_t GroupOf(const AttentionCall& call, int64_t head, int64_t heads) {
+  return call.head_offsets[head + heads] - call.head_offsets[head];
+}
 
 // Memory of one thread.
 struct AttentionScratch {
@@ -70,10 +76,12 @@ struct AttentionScratch {
   float* acc;      // [kMaxQueries, Padded(value_dim)]
   float* packed;   // [key_dim, kMaxKeys], keys side by side
   float* wide;     // [kMaxKeys, Padded(larger of key_dim, value_dim)], keys or values in float32
-  float* top;   // [kMaxQueries]
-  float* sums;  // [kMaxQueries, kMaxLanes], to be added up
-  const void **k, **v;  // [2 * kMaxKeys] each: where keys and values begin, those scored next as well
-  const void** steps;   // [key_dim]: where packed rows begin
+  float* top;          // [kMaxQueries]
+  float* sums;         // [kMaxQueries, kMaxLanes], to be added up
+  const void** k;      // [2 * kMaxKeys]: where the keys of the first head begin, those scored next as well
+  const void** v;      // [kMaxKeys]: likewise values
+  const void** rows;   // [kMaxKeys]: keys or values of one head
+  const void** steps;  // [key_dim]: where packed rows begin
 
   static int64_t Bytes(int64_t key_dim, int64_t value_dim) {
     const int64_t k = Padded(key_dim), v = Padded(value_dim), wide = k > v ? k : v;
@@ -94,7 +102,19 @@ struct AttentionScratch {
     sums = take(kMaxQueries * kMaxLanes);
     k = reinterpret_cast<const void**>(at);
     v = k + 2 * kMaxKeys;
-    steps = v + 2 * kMaxKeys;
+    rows = v + kMaxKeys;
+    steps = rows + kMaxKeys;
+  }
+
+  // The same for queries from `first` on.
+  AttentionScratch From(int64_t first, int64_t key_dim, int64_t value_dim) const {
+    AttentionScratch x = *this;
+    x.queries += first * Padded(key_dim);
+    x.scores += first * kMaxKeys;
+    x.acc += first * Padded(value_dim);
+    x.top += first;
+    x.sums += first * kMaxLanes;
+    return x;
   }
 };
 
