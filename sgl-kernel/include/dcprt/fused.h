@@ -23,7 +23,7 @@ struct NormArgs {
 namespace fused_detail {
 
 // Rows that pass all steps together: what lies between the steps stays in the caches.
-constexpr size_t kRows = 192;
+constexpr size_t kRows = 384;
 
 template <class T>
 constexpr FloatType kType = sizeof(T) == 2 ? FloatType::kBFloat16 : FloatType::kFloat32;
