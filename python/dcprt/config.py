@@ -93,10 +93,10 @@ class GridConfig:
     )
     dcp_interleave: int = option(1, "consecutive tokens on one rank before the next; divides --page-size")
     dcp_comm: str = option(
-        "ag_rs",
+        "a2a",
         "how partial results are combined: ag_rs (all-gather of lse, reduce-scatter), a2a (one all-to-all), "
         "or auto: measured at start-up",
-        choices=("ag_rs", "a2a", "auto"),
+        choices=("a2a", "ag_rs", "auto"),
     )
     dcp_replicate_q: bool = option(
         False, "keep the query projection of the whole head shard on each rank: no gather of queries, more weights"
