@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,13 @@ class Pipe:
     def take(self, messages: list[Abort]) -> None:
         self.taken += [message.rid for message in messages]
 
+    @asynccontextmanager
+    async def read(self, take: Callable[[list[Abort]], None]) -> AsyncIterator[None]:
+        task = asyncio.ensure_future(self.receiver.serve(take))
+        yield
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
     async def until(self, count: int) -> None:
         async with asyncio.timeout(20):
             while len(self.taken) < count:
@@ -61,14 +69,12 @@ def test_all_frames_come_in_order(context: zmq.Context[Any], tmp_path: Path, run
         pipe = Pipe(context, tmp_path)
         pipe.send(0, count)
         await asyncio.sleep(0.05)
-        task = asyncio.ensure_future(pipe.receiver.serve(pipe.take))
-        await pipe.until(count)
-        await asyncio.sleep(0.02)
-        pipe.send(count, count + 1)
-        await pipe.until(count + 1)
-        assert pipe.taken == ids(count + 1)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with pipe.read(pipe.take):
+            await pipe.until(count)
+            await asyncio.sleep(0.02)
+            pipe.send(count, count + 1)
+            await pipe.until(count + 1)
+            assert pipe.taken == ids(count + 1)
 
     run(work())
 
@@ -82,12 +88,10 @@ def test_frames_sent_while_others_are_taken(context: zmq.Context[Any], tmp_path:
             if len(pipe.taken) < 300:
                 pipe.send(len(pipe.taken), len(pipe.taken) + 1)
 
-        task = asyncio.ensure_future(pipe.receiver.serve(take))
-        pipe.send(0, 1)
-        await pipe.until(300)
-        assert pipe.taken == ids(300)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with pipe.read(take):
+            pipe.send(0, 1)
+            await pipe.until(300)
+            assert pipe.taken == ids(300)
 
     run(work())
 
@@ -105,10 +109,8 @@ def test_what_is_raised_ends_the_reading(context: zmq.Context[Any], tmp_path: Pa
             await _within(pipe.receiver.serve(take))
         await asyncio.sleep(0.05)
         assert pipe.taken == ids(1)
-        again = asyncio.ensure_future(pipe.receiver.serve(pipe.take))
-        await pipe.until(3)
-        again.cancel()
-        await asyncio.gather(again, return_exceptions=True)
+        async with pipe.read(pipe.take):
+            await pipe.until(3)
         pipe.receiver.close()
 
     run(work())
