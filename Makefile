@@ -13,7 +13,7 @@ ARGS ?= --dcp 4
 STAMP := $(VENV)/.installed-
 KERNEL_SOURCES := $(shell find sgl-kernel -type f -not -path '*/build/*' -not -path '*/test/*' -not -name '*.pyc')
 
-.PHONY: help install serve test slow lint format docs bench coverage sanitize old-cpus aarch64 clean check-tools
+.PHONY: help install serve test slow lint format docs bench coverage sanitize old-cpus aarch64 emulated clean check-tools
 
 help:
 	@sed -n 's/^# //p' Makefile | head -3
@@ -83,7 +83,7 @@ bench: install
 	$(BIN)/python benchmark/bench_comm.py
 
 # The kernels alone, see sgl-kernel/test/Makefile.
-sanitize old-cpus aarch64:
+sanitize old-cpus aarch64 emulated:
 	@$(MAKE) --no-print-directory -C sgl-kernel/test -j$$(nproc) $@
 
 clean:

@@ -80,13 +80,16 @@ void CheckTensors(int64_t op, int64_t root, const TensorView& x, const TensorVie
   }
 }
 
-int64_t Start(int64_t handle, int64_t op, TensorView x, TensorView out, int64_t root, double timeout_s) {
-  ShmGroup& group = GroupOf(handle);
+Call Checked(const ShmGroup& group, int64_t op, const TensorView& x, const TensorView& out, int64_t root) {
   CheckTensors(op, root, x, out, group.arena().ranks());
   const DLDataType dtype = x.dtype();
-  const Call call{static_cast<uint32_t>(op), dcprt::DtypeTag(dtype.code, dtype.bits),
-                  static_cast<uint32_t>(root), static_cast<uint32_t>(dtype.bits / 8u),
-                  static_cast<uint64_t>(Bytes(x))};
+  return {static_cast<uint32_t>(op), dcprt::DtypeTag(dtype.code, dtype.bits), static_cast<uint32_t>(root),
+          static_cast<uint32_t>(dtype.bits / 8u), static_cast<uint64_t>(Bytes(x))};
+}
+
+int64_t Start(int64_t handle, int64_t op, TensorView x, TensorView out, int64_t root, double timeout_s) {
+  ShmGroup& group = GroupOf(handle);
+  const Call call = Checked(group, op, x, out, root);
   return static_cast<int64_t>(group.Start(call, Data(x), Data(out), Deadline::After(timeout_s)));
 }
 
@@ -95,8 +98,9 @@ int64_t Finish(int64_t handle, double timeout_s) {
 }
 
 int64_t CallWhole(int64_t handle, int64_t op, TensorView x, TensorView out, double timeout_s) {
-  const int64_t status = Start(handle, op, x, out, 0, timeout_s);
-  return status != 0 ? status : Finish(handle, timeout_s);
+  ShmGroup& group = GroupOf(handle);
+  const Call call = Checked(group, op, x, out, 0);
+  return static_cast<int64_t>(group.Run(call, Data(x), Data(out), Deadline::After(timeout_s)));
 }
 
 // (op, status) of the last operation.

@@ -62,10 +62,10 @@ struct Paired : Single<float> {
 };
 
 // out [R, C * kLanes] = or += a [R, count] times the rows `steps` from element `at` on. With kPart, C is 1 and only
-// `part` columns of the vector are read.
+// `part` columns of the vector are read. On its own, since what is around it would take registers from the loop.
 template <class Op, int R, int C, bool kAdd, bool kPart>
-static void Tile(const float* a, int64_t a_step, const void* const* steps, int64_t at, int64_t count, float* out,
-                 int64_t out_step, int64_t part) {
+__attribute__((noinline)) static void Tile(const float* a, int64_t a_step, const void* const* steps, int64_t at,
+                                           int64_t count, float* out, int64_t out_step, int64_t part) {
   Vec acc[R][C];
   DCPRT_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -96,23 +96,40 @@ static void Tile(const float* a, int64_t a_step, const void* const* steps, int64
   }
 }
 
-template <class Op, int R, int C, bool kAdd, bool kPart>
-static void LastRows(int64_t rows, const float* a, int64_t a_step, const void* const* steps, int64_t at, int64_t count,
-                     float* out, int64_t out_step, int64_t part) {
-  if constexpr (R > 0) {
-    if (rows == R) return Tile<Op, R, C, kAdd, kPart>(a, a_step, steps, at, count, out, out_step, part);
-    LastRows<Op, R - 1, C, kAdd, kPart>(rows, a, a_step, steps, at, count, out, out_step, part);
-  }
+// Vectors in a row of a tile of R rows. A sum waits for the one before it, so there are eight of them if registers allow.
+template <int R>
+constexpr int kColsOf = R * Simd::kCols > 4 ? Simd::kCols : 8 / R;
+
+// `blocks` times R rows, all columns; see `Product`. What a tile reads of `steps` is read again by the block below.
+template <class Op, int R, bool kAdd>
+static void Blocks(int64_t blocks, const float* a, int64_t a_step, const void* const* steps, int64_t count,
+                   int64_t columns, float* out, int64_t out_step) {
+  int64_t at = 0;
+  const auto tile = [&](auto width, auto part) {
+    constexpr int C = decltype(width)::value;
+    for (int64_t i = 0; i < blocks; ++i) {
+      const int64_t row = i * R;
+      Tile<Op, R, C, kAdd, decltype(part)::value>(a + row * a_step, a_step, steps, at, count, out + row * out_step + at,
+                                                  out_step, columns - at);
+    }
+  };
+  const auto tiles = [&](auto width) {
+    constexpr int64_t kWidth = decltype(width)::value * kLanes;
+    for (; at + kWidth <= columns; at += kWidth) tile(width, std::false_type());
+  };
+  if constexpr (kColsOf<R> > Simd::kCols) tiles(std::integral_constant<int, kColsOf<R>>());
+  tiles(std::integral_constant<int, Simd::kCols>());
+  tiles(std::integral_constant<int, 1>());
+  if (at < columns) tile(std::integral_constant<int, 1>(), std::true_type());
 }
 
-template <class Op, int C, bool kAdd, bool kPart>
-static void Rows(int64_t rows, const float* a, int64_t a_step, const void* const* steps, int64_t at, int64_t count,
-                 float* out, int64_t out_step, int64_t part) {
-  constexpr int kRows = Simd::kRows;
-  for (; rows >= kRows; rows -= kRows, a += kRows * a_step, out += kRows * out_step) {
-    Tile<Op, kRows, C, kAdd, kPart>(a, a_step, steps, at, count, out, out_step, part);
+template <class Op, int R, bool kAdd>
+static void LastRows(int64_t rows, const float* a, int64_t a_step, const void* const* steps, int64_t count,
+                     int64_t columns, float* out, int64_t out_step) {
+  if constexpr (R > 0) {
+    if (rows == R) return Blocks<Op, R, kAdd>(1, a, a_step, steps, count, columns, out, out_step);
+    LastRows<Op, R - 1, kAdd>(rows, a, a_step, steps, count, columns, out, out_step);
   }
-  LastRows<Op, kRows - 1, C, kAdd, kPart>(rows, a, a_step, steps, at, count, out, out_step, part);
 }
 
 // out [rows, columns] = or += a [rows, count] times rows `steps` [count, columns]. Rows of `out` are written up to the
@@ -120,14 +137,10 @@ static void Rows(int64_t rows, const float* a, int64_t a_step, const void* const
 template <class Op, bool kAdd>
 static void Product(int64_t rows, const float* a, int64_t a_step, const void* const* steps, int64_t count,
                     int64_t columns, float* out, int64_t out_step) {
-  int64_t at = 0;
-  for (; at + Simd::kCols * kLanes <= columns; at += Simd::kCols * kLanes) {
-    Rows<Op, Simd::kCols, kAdd, false>(rows, a, a_step, steps, at, count, out + at, out_step, 0);
-  }
-  for (; at + kLanes <= columns; at += kLanes) {
-    Rows<Op, 1, kAdd, false>(rows, a, a_step, steps, at, count, out + at, out_step, 0);
-  }
-  if (at < columns) Rows<Op, 1, kAdd, true>(rows, a, a_step, steps, at, count, out + at, out_step, columns - at);
+  const int64_t blocks = rows / Simd::kRows, whole = blocks * Simd::kRows;
+  if (blocks > 0) Blocks<Op, Simd::kRows, kAdd>(blocks, a, a_step, steps, count, columns, out, out_step);
+  LastRows<Op, Simd::kRows - 1, kAdd>(rows - whole, a + whole * a_step, a_step, steps, count, columns,
+                                      out + whole * out_step, out_step);
 }
 
 // Rows that will be needed soon, fetched a few at a time. Pages lie anywhere, which no processor foresees.
@@ -156,6 +169,16 @@ struct Fetching {
   }
 };
 
+// `work` on rows [0, rows), a few tiles at a time; meanwhile `keys` are passed.
+template <class Work>
+static void PassRows(int64_t rows, int64_t keys, Fetching& fetching, const Work& work) {
+  constexpr int64_t kChunk = 2 * Simd::kRows;
+  for (int64_t first = 0; first < rows; first += kChunk) {
+    fetching.Pass((keys * kChunk + rows - 1) / rows);
+    work(first, first + kChunk < rows ? first + kChunk : rows);
+  }
+}
+
 // scores [R, 4]: R queries times four keys.
 template <class Op, int R>
 static void DotTile(const float* q, int64_t q_step, const void* const* keys, int64_t units, float* scores) {
@@ -171,14 +194,14 @@ static void DotTile(const float* q, int64_t q_step, const void* const* keys, int
   }
   int64_t i = 0;
   for (; i + kLanes <= units; i += kLanes) {
-    Vec b[4];
+    Vec x[R];
     DCPRT_UNROLL
-    for (int j = 0; j < 4; ++j) b[j] = Simd::Load(k[j] + i);
+    for (int r = 0; r < R; ++r) x[r] = Simd::Load(q + r * q_step + i);
     DCPRT_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const Vec x = Simd::Load(q + r * q_step + i);
+    for (int j = 0; j < 4; ++j) {
+      const Vec b = Simd::Load(k[j] + i);
       DCPRT_UNROLL
-      for (int j = 0; j < 4; ++j) acc[r][j] = Op::Step(x, b[j], acc[r][j]);
+      for (int r = 0; r < R; ++r) acc[r][j] = Op::Step(x[r], b, acc[r][j]);
     }
   }
   if (i < units) {
@@ -218,12 +241,13 @@ static void Dots(int64_t rows, const float* q, int64_t q_step, const void* const
 }
 
 // packed [units, kMaxKeys]: `count` rows, a multiple of kLanes, as columns; `units` is a multiple of 4.
+template <class T>
 static void Pack(const void* const* rows, int64_t count, int64_t units, Fetching& fetching, float* packed) {
   for (int64_t j = 0; j < count; j += kLanes) {
-    fetching.Pass(kLanes);
+    fetching.own.Fetch(kLanes);
     for (int64_t i = 0; i < units; i += 4) {
-      Vec a = Simd::LoadLanes(rows + j, i), b = Simd::LoadLanes(rows + j + 1, i);
-      Vec c = Simd::LoadLanes(rows + j + 2, i), d = Simd::LoadLanes(rows + j + 3, i);
+      const auto load = [&](int64_t row) { return Simd::template LoadLanes<T>(rows + j + row, i); };
+      Vec a = load(0), b = load(1), c = load(2), d = load(3);
       Simd::Transpose(a, b, c, d);
       float* to = packed + i * kMaxKeys + j;
       Simd::Store(to, a);

@@ -156,13 +156,12 @@ static void Score(const AttentionCall& call, const AttentionTask& task, const At
     return Dots<Direct>(task.count, x.queries, step, x.rows, count, units, fetching, x.scores);
   }
   const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
-  if (!kPaired && sizeof(T) == 2) {
-    WidenRows<T>(x.rows, count, call.key_dim, x.wide);
-    for (int64_t j = count; j < padded; ++j) x.rows[j] = x.rows[count - 1];
-  }
-  Pack(x.rows, padded, units, fetching, x.packed);
+  Pack<std::conditional_t<kPaired, float, T>>(x.rows, padded, units, fetching, x.packed);
   using Packed = std::conditional_t<kPaired, Paired<Simd>, Single<float>>;
-  Product<Packed, false>(task.count, x.queries, step, x.steps, units, padded, x.scores, kMaxKeys);
+  PassRows(task.count, count, fetching, [&](int64_t first, int64_t last) {
+    Product<Packed, false>(last - first, x.queries + first * step, step, x.steps, units, padded, x.scores + first * kMaxKeys,
+                           kMaxKeys);
+  });
 }
 
 // How many of the `count` keys from `begin` on query `i` of a task sees; never fewer than the query before.
@@ -171,6 +170,9 @@ static int64_t SeenBy(const AttentionCall& call, const AttentionTask& task, int6
   const int64_t seen = task.row->context + (task.first + i) / GroupOf(call, task.head, task.heads) + 1 - begin;
   return seen < 0 ? 0 : seen < count ? seen : count;
 }
+
+// A task of more queries is bound by arithmetic: what is fetched meanwhile is spread over its queries, not over its keys.
+constexpr int64_t kFewRows = 2 * Simd::kRows;
 
 // Adds the weighted values. A weight of 0 does not hide a value that is not finite, so a query's sum leaves out the
 // values of keys that it does not see: first those that all see are added, then those that a few queries see. They are
@@ -185,10 +187,15 @@ static void AddValues(const AttentionCall& call, const AttentionTask& task, cons
     Product<Op, true>(last - first, x.scores + first * kMaxKeys + from, kMaxKeys, x.rows + from, to - from, call.value_dim,
                       x.acc + first * step, step);
   };
-  const int64_t all = seen(0), piece = fetching.next.at < fetching.next.end ? 16 : count;
-  for (int64_t from = 0; from < count; from += piece) {
-    fetching.Pass(piece);
-    if (from < all) add(0, task.count, from, from + piece < all ? from + piece : all);
+  const int64_t all = seen(0);
+  if (task.count > kFewRows) {
+    PassRows(task.count, count, fetching, [&](int64_t first, int64_t last) { add(first, last, 0, all); });
+  } else {
+    constexpr int64_t kPiece = 16;
+    for (int64_t from = 0; from < count; from += kPiece) {
+      fetching.Pass(kPiece);
+      if (from < all) add(0, task.count, from, from + kPiece < all ? from + kPiece : all);
+    }
   }
   if (seen(task.count - 1) == all) return;
   for (int64_t first = 0; first < task.count; first += Simd::kRows) {
@@ -235,10 +242,10 @@ struct Running {
   const AttentionCall& call;
   const AttentionTask& task;
   const AttentionScratch& x;
-  bool many, halved;
+  bool many, halved;  // queries multiply rounded or widened values; sums are those of `HalvesOf`
 
   Running(const AttentionCall& c, const AttentionTask& t, const AttentionScratch& scratch) : call(c), task(t), x(scratch) {
-    many = task.heads == 1 && task.count > 2 * Simd::kRows;
+    many = kPaired && task.heads == 1 && task.count > kFewRows;
     halved = sizeof(T) == 2 && !many && call.value_dim % (Simd::kCols * kLanes) == 0;
   }
 
@@ -286,12 +293,12 @@ struct Running {
         if (many && call.causal && call.value_dim % kLanes == 0 && SeenBy(call, own, begin, count, 0) == count) {
           return AddValuePairs<Simd>(call, own, mine, count);
         }
+        if (many) {
+          WidenRows<T>(mine.rows, count, call.value_dim, mine.wide);
+          return AddValues<Single<float>>(call, own, mine, begin, count, fetching);
+        }
       }
-      if (sizeof(T) == 2 && many) {
-        WidenRows<T>(mine.rows, count, call.value_dim, mine.wide);
-        fetching.next.end = 0;
-        AddValues<Single<float>>(call, own, mine, begin, count, fetching);
-      } else if (halved) {
+      if (halved) {
         AddValues<HalvesOf<T>>(call, own, mine, begin, count, fetching);
       } else {
         AddValues<Single<T>>(call, own, mine, begin, count, fetching);

@@ -75,7 +75,7 @@ struct AttentionScratch {
   float* scores;   // [kMaxQueries, kMaxKeys]
   float* acc;      // [kMaxQueries, Padded(value_dim)]
   float* packed;   // [key_dim, kMaxKeys], keys side by side
-  float* wide;     // [kMaxKeys, Padded(larger of key_dim, value_dim)], keys or values in float32
+  float* wide;     // [kMaxKeys, Padded(value_dim)], values in float32, or pairs of them
   float* top;          // [kMaxQueries]
   float* sums;         // [kMaxQueries, kMaxLanes], to be added up
   const void** k;      // [2 * kMaxKeys]: where the keys of the first head begin, those scored next as well
@@ -84,8 +84,8 @@ struct AttentionScratch {
   const void** steps;  // [key_dim]: where packed rows begin
 
   static int64_t Bytes(int64_t key_dim, int64_t value_dim) {
-    const int64_t k = Padded(key_dim), v = Padded(value_dim), wide = k > v ? k : v;
-    const int64_t floats = kMaxQueries * (k + kMaxKeys + v + 1 + kMaxLanes) + kMaxKeys * (k + wide);
+    const int64_t k = Padded(key_dim), v = Padded(value_dim);
+    const int64_t floats = kMaxQueries * (k + kMaxKeys + v + 1 + kMaxLanes) + kMaxKeys * (k + v);
     return floats * 4 + (4 * kMaxKeys + k) * 8;
   }
 
@@ -97,7 +97,7 @@ struct AttentionScratch {
     scores = take(kMaxQueries * kMaxKeys);
     acc = take(kMaxQueries * pv);
     packed = take(pk * kMaxKeys);
-    wide = take(kMaxKeys * (pk > pv ? pk : pv));
+    wide = take(kMaxKeys * pv);
     top = take(kMaxQueries);
     sums = take(kMaxQueries * kMaxLanes);
     k = reinterpret_cast<const void**>(at);

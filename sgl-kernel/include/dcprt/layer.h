@@ -26,7 +26,9 @@ struct Ranks {
 
   // See ShmGroup; false if it failed, which `group->status()` explains.
   bool Run(Op op, FloatType type, const void* in, void* out, size_t bytes) const {
-    return group->Run(op, type, in, out, bytes, timeout_s) == Status::kDone;
+    const uint32_t size = static_cast<uint32_t>(SizeOf(type));
+    const uint32_t tag = DtypeTag(type == FloatType::kFloat32 ? kFloatCode : kBFloatCode, 8 * size);
+    return group->Run({op, tag, 0, size, bytes}, in, out, Deadline::After(timeout_s)) == Status::kDone;
   }
   bool Sum(float* x, size_t count) const {
     return group == nullptr || Run(kAllReduce, FloatType::kFloat32, x, x, count * sizeof(float));

@@ -41,12 +41,8 @@ class ShmGroup {
   const Call& call() const { return call_; }
   Status status() const { return status_; }
 
-  // `Start` and `Finish` of `op`, no broadcast, on elements of `type`.
-  Status Run(Op op, FloatType type, const void* in, void* out, size_t bytes, double timeout_s) {
-    const uint32_t size = static_cast<uint32_t>(SizeOf(type));
-    const Deadline deadline = Deadline::After(timeout_s);
-    const Status status = Start({op, DtypeTag(type == FloatType::kFloat32 ? kFloatCode : kBFloatCode, 8 * size), 0, size, bytes},
-                                in, out, deadline);
+  Status Run(const Call& call, const void* in, void* out, const Deadline& deadline) {
+    const Status status = Start(call, in, out, deadline);
     return status == Status::kDone ? Finish(deadline) : status;
   }
 

@@ -7,7 +7,7 @@
 //   kPairs        whether `Pair` exists: acc + products of two bfloat16 in every lane
 //   LoadPart      the first `count` elements, zeros behind; reads nothing else
 //   Split         kLanes pairs of bfloat16, to the first and the second of each
-//   LoadLanes     four elements each of rows[i], rows[i + 4], ... from `at` on, side by side
+//   LoadLanes     four elements each of rows[i], rows[i + 4], ... from `at` on, side by side, float32 or bfloat16
 //   Transpose     of every 4 x 4 block that four such vectors hold
 //   Sum4          the sums of the lanes of four vectors, side by side
 //   Max(a, b)     b if either is NaN
@@ -24,7 +24,10 @@
 #include "dcprt/bfloat16.h"
 
 #define DCPRT_PRAGMA(text) _Pragma(#text)
-#if defined(__clang__)
+#if defined(DCPRT_EMULATED)  // by a driver that brings the intrinsics along
+#define DCPRT_TARGET_BEGIN(isa)
+#define DCPRT_TARGET_END
+#elif defined(__clang__)
 #define DCPRT_TARGET_BEGIN(isa) \
   DCPRT_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))
 #define DCPRT_TARGET_END DCPRT_PRAGMA(clang attribute pop)
@@ -87,8 +90,9 @@ struct Generic {
       }
     }
   }
+  template <class T>
   DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
-    return Load(static_cast<const float*>(rows[0]) + at);
+    return Load(static_cast<const T*>(rows[0]) + at);
   }
   DCPRT_SIMD void Store(float* to, Vec x) { std::memcpy(to, &x, sizeof(x)); }
   DCPRT_SIMD Vec Add(Vec a, Vec b) { return a + b; }
@@ -127,7 +131,7 @@ DCPRT_TARGET_BEGIN(DCPRT_AVX2)
 
 struct Avx2 {
   using Vec = __m256;
-  static constexpr int kLanes = 8, kRows = 6, kCols = 2, kDotRows = 2, kLinearRows = 5, kLinearPanels = 1;
+  static constexpr int kLanes = 8, kRows = 6, kCols = 2, kDotRows = 3, kLinearRows = 5, kLinearPanels = 1;
   static constexpr bool kPairs = false;
   struct Halves {
     Vec even, odd;
@@ -135,9 +139,11 @@ struct Avx2 {
 
   DCPRT_SIMD Vec Set1(float x) { return _mm256_set1_ps(x); }
   DCPRT_SIMD Vec Load(const float* from) { return _mm256_loadu_ps(from); }
-  DCPRT_SIMD Vec Load(const BFloat16* from) {
-    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  DCPRT_SIMD Vec Widen(__m128i bits) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  DCPRT_SIMD Vec Load(const BFloat16* from) {
+    return Widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
   template <class T>
   DCPRT_SIMD Vec LoadPart(const T* from, int64_t count) {
@@ -167,9 +173,15 @@ struct Avx2 {
       store(3, _mm256_unpackhi_epi8(second, second_upper));
     }
   }
+  template <class T>
   DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
-    const __m256 low = _mm256_castps128_ps256(_mm_loadu_ps(static_cast<const float*>(rows[0]) + at));
-    return _mm256_insertf128_ps(low, _mm_loadu_ps(static_cast<const float*>(rows[4]) + at), 1);
+    const auto from = [&](int row) { return static_cast<const T*>(rows[row]) + at; };
+    if constexpr (sizeof(T) == sizeof(BFloat16)) {
+      const auto four = [&](int row) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from(row))); };
+      return Widen(_mm_unpacklo_epi64(four(0), four(4)));
+    } else {
+      return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(from(0))), _mm_loadu_ps(from(4)), 1);
+    }
   }
   DCPRT_SIMD void Store(float* to, Vec x) { _mm256_storeu_ps(to, x); }
   DCPRT_SIMD Vec Add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
@@ -239,11 +251,19 @@ struct Avx512 {
     _mm512_storeu_si512(to + 64, _mm512_unpacklo_epi8(second, second_upper));
     _mm512_storeu_si512(to + 96, _mm512_unpackhi_epi8(second, second_upper));
   }
+  template <class T>
   DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
-    Vec x = _mm512_castps128_ps512(_mm_loadu_ps(static_cast<const float*>(rows[0]) + at));
-    x = _mm512_insertf32x4(x, _mm_loadu_ps(static_cast<const float*>(rows[4]) + at), 1);
-    x = _mm512_insertf32x4(x, _mm_loadu_ps(static_cast<const float*>(rows[8]) + at), 2);
-    return _mm512_insertf32x4(x, _mm_loadu_ps(static_cast<const float*>(rows[12]) + at), 3);
+    const auto from = [&](int row) { return static_cast<const T*>(rows[row]) + at; };
+    if constexpr (sizeof(T) == sizeof(BFloat16)) {
+      const auto four = [&](int row) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from(row))); };
+      const __m128i low = _mm_unpacklo_epi64(four(0), four(4)), high = _mm_unpacklo_epi64(four(8), four(12));
+      return Widen(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+    } else {
+      Vec x = _mm512_castps128_ps512(_mm_loadu_ps(from(0)));
+      x = _mm512_insertf32x4(x, _mm_loadu_ps(from(4)), 1);
+      x = _mm512_insertf32x4(x, _mm_loadu_ps(from(8)), 2);
+      return _mm512_insertf32x4(x, _mm_loadu_ps(from(12)), 3);
+    }
   }
   DCPRT_SIMD void Store(float* to, Vec x) { _mm512_storeu_ps(to, x); }
   DCPRT_SIMD Vec Add(Vec a, Vec b) { return _mm512_add_ps(a, b); }

@@ -52,8 +52,9 @@ struct Neon {
       store(3, vzip2q_u8(second, second_upper));
     }
   }
+  template <class T>
   DCPRT_SIMD Vec LoadLanes(const void* const* rows, int64_t at) {
-    return Load(static_cast<const float*>(rows[0]) + at);
+    return Load(static_cast<const T*>(rows[0]) + at);
   }
   DCPRT_SIMD void Store(float* to, Vec x) { vst1q_f32(to, x); }
   DCPRT_SIMD Vec Add(Vec a, Vec b) { return vaddq_f32(a, b); }
