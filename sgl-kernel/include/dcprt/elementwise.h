@@ -10,6 +10,7 @@
 
 #include "dcprt/bfloat16.h"
 #include "dcprt/isa.h"
+#include "dcprt/simd.h"
 #include "dcprt/threads.h"
 
 namespace dcprt {
@@ -58,13 +59,13 @@ namespace generic {
 
 #if defined(__x86_64__)
 namespace avx2 {
-#define DCPRT_TARGET __attribute__((target("avx2,fma")))
+#define DCPRT_TARGET DCPRT_TARGET_OF(DCPRT_AVX2)
 #include "dcprt/elementwise_loops.h"
 #undef DCPRT_TARGET
 }  // namespace avx2
 
 namespace avx512 {
-#define DCPRT_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")))
+#define DCPRT_TARGET DCPRT_TARGET_OF(DCPRT_AVX512)
 #include "dcprt/elementwise_loops.h"
 #undef DCPRT_TARGET
 }  // namespace avx512

@@ -25,13 +25,16 @@
 
 #define DCPRT_PRAGMA(text) _Pragma(#text)
 #if defined(DCPRT_EMULATED)  // by a driver that brings the intrinsics along
+#define DCPRT_TARGET_OF(isa)
 #define DCPRT_TARGET_BEGIN(isa)
 #define DCPRT_TARGET_END
 #elif defined(__clang__)
+#define DCPRT_TARGET_OF(isa) __attribute__((target(isa)))
 #define DCPRT_TARGET_BEGIN(isa) \
   DCPRT_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))
 #define DCPRT_TARGET_END DCPRT_PRAGMA(clang attribute pop)
 #else
+#define DCPRT_TARGET_OF(isa) __attribute__((target(isa)))
 #define DCPRT_TARGET_BEGIN(isa) \
   DCPRT_PRAGMA(GCC push_options) \
   DCPRT_PRAGMA(GCC target(isa))
