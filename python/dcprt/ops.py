@@ -13,7 +13,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from dcprt.comm.shm import ShmCollective
 
-INTERFACE = 4
+INTERFACE = 5
 """Of the kernels; others would compute nonsense."""
 
 try:
@@ -109,7 +109,7 @@ class Matrix:
             return None
         shape = (_linear.coded_room(weight.shape[0], weight.shape[1]),)
         room = arena.empty(shape, torch.uint8) if arena else torch.empty(shape, dtype=torch.uint8)
-        used = _linear.code(weight, room)
+        used = _linear.code(weight, room, torch.get_num_threads())
         coded = arena.trim(room, used) if arena else room[:used].clone()
         return coded if used else None
 

@@ -14,10 +14,10 @@ struct Coded {
   size_t bytes;
   PackedMatrix matrix;
 
-  Coded(const Array& weight, size_t outs, size_t ins) : bytes(0), matrix{nullptr, FloatType::kBFloat16, outs, ins, true} {
-    const size_t room = matrix.Panels() * matrix.PanelElements() * sizeof(BFloat16);
-    const std::unique_ptr<char[]> made(new char[room]);
-    bytes = CodeMatrix(weight.as<BFloat16>(), ins, matrix, made.get());
+  Coded(const Array& weight, size_t outs, size_t ins, int threads = 1)
+      : bytes(0), matrix{nullptr, FloatType::kBFloat16, outs, ins, true} {
+    const std::unique_ptr<char[]> made(new char[CodedRoom(matrix)]);
+    bytes = CodeMatrix(weight.as<BFloat16>(), ins, matrix, made.get(), threads);
     data.reset(new char[bytes]);
     std::memcpy(data.get(), made.get(), bytes);
     matrix.data = data.get();
@@ -60,6 +60,11 @@ void Check(size_t rows, size_t ins, size_t outs, double odd) {
   const Coded coded(weight, outs, ins);
   Expect(coded.bytes > 0, Label("coded", ins, outs));
   if (coded.bytes == 0) return;
+  for (const int threads : {2, 3, 7, 64}) {
+    const Coded other(weight, outs, ins, threads);
+    Expect(other.bytes == coded.bytes && std::memcmp(other.data.get(), coded.data.get(), coded.bytes) == 0,
+           Label("coded by threads", ins, outs, threads));
+  }
   for (const bool narrow : {false, true}) {
     Array x(rows * ins, narrow);
     Random(rows).Fill(x);

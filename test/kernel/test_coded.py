@@ -121,6 +121,18 @@ def test_views() -> None:
     assert torch.equal(coded(wide[:, 3:99]), coded(wide[:, 3:99].contiguous()))
 
 
+def test_threads_change_nothing() -> None:
+    """Parts of every size, of which the last one may have fewer outputs than a panel; units are kept in all of them."""
+    torch.manual_seed(9)
+    for outs in (160, 171, 530):
+        weight = random(outs, 104)
+        weight.view(-1)[:: 13 * 104 + 5] = -1e30
+        rooms = [torch.full((coded_room(*weight.shape),), 255, dtype=torch.uint8) for _ in range(5)]
+        used = [code(weight, room, threads) for room, threads in zip(rooms, (1, 2, 3, 8, 100), strict=True)]
+        assert used[0] > 0 and len(set(used)) == 1
+        assert all(torch.equal(room[: used[0]], rooms[0][: used[0]]) for room in rooms)
+
+
 def test_size() -> None:
     torch.manual_seed(7)
     weight = random(576, 1536)

@@ -26,14 +26,16 @@ void Pack(TensorView weight, TensorView packed) {
   dcprt::PackMatrix(Data(weight), stride, m, Data(packed));
 }
 
-int64_t Code(TensorView weight, TensorView coded) {
+int64_t Code(TensorView weight, TensorView coded, int64_t threads) {
   const size_t stride = RowStride(weight);
   Check(TypeOf(weight) == FloatType::kBFloat16, "only bfloat16 is coded.");
   Check(IsCoded(coded) && coded.IsContiguous(), "a coded matrix is uint8 and contiguous.");
   Check(reinterpret_cast<uintptr_t>(Data(coded)) % 8 == 0, "a coded matrix is aligned to 8 bytes.");
   const PackedMatrix m{nullptr, FloatType::kBFloat16, Size(weight, 0), Size(weight, 1), true};
-  Check(coded.numel() >= static_cast<int64_t>(m.Panels() * m.PanelElements() * sizeof(BFloat16)), "coding needs more room.");
-  return static_cast<int64_t>(dcprt::CodeMatrix(Data<const BFloat16>(weight), stride, m, Data(coded)));
+  Check(coded.numel() >= static_cast<int64_t>(dcprt::CodedRoom(m)), "coding needs more room.");
+  Check(threads > 0, "there is no thread.");
+  return static_cast<int64_t>(
+      dcprt::CodeMatrix(Data<const BFloat16>(weight), stride, m, Data(coded), static_cast<int>(threads)));
 }
 
 void Rows(TensorView packed, int64_t outs, TensorView ids, TensorView out) {

@@ -12,6 +12,7 @@
 #include "dcprt/bfloat16.h"
 #include "dcprt/linear_types.h"
 #include "dcprt/matrix_code.h"
+#include "dcprt/threads.h"
 
 namespace dcprt {
 namespace linear_detail {
@@ -55,11 +56,14 @@ struct UpperBytes {
   std::array<uint8_t, 16> upper{};
   std::array<uint8_t, 256> place{};
 
-  UpperBytes(const BFloat16* weight, size_t stride, size_t outs, size_t ins) {
-    std::array<size_t, 256> count{};
-    for (size_t out = 0; out < outs; ++out) {
-      for (size_t in = 0; in < ins; ++in) ++count[weight[out * stride + in].bits >> 8];
-    }
+  using Counts = std::array<size_t, 256>;
+
+  // Adds the `count` weights of a row.
+  static void Count(const BFloat16* row, size_t count, Counts* counts) {
+    for (size_t i = 0; i < count; ++i) ++(*counts)[row[i].bits >> 8];
+  }
+
+  explicit UpperBytes(const Counts& count) {
     std::array<uint8_t, 256> order;
     std::iota(order.begin(), order.end(), uint8_t{0});
     std::stable_sort(order.begin(), order.end(), [&](uint8_t a, uint8_t b) { return count[a] > count[b]; });
@@ -79,6 +83,34 @@ struct UpperBytes {
       to[kUnit + at] |= static_cast<uint8_t>(code << (half * 4));
     }
     return any < 16;
+  }
+};
+
+// Some panels of a matrix while it is coded: where they begin in `out`, and which of their units are kept, both counted
+// from the begin of the part.
+struct CodedPart {
+  size_t first, count;  // panels
+  uint8_t* out;
+  size_t bytes = 0;
+  std::vector<CodePlace> places;
+  std::vector<uint32_t> kept;
+
+  void Code(const BFloat16* weight, size_t stride, const PackedMatrix& to, const UpperBytes& upper) {
+    BFloat16 unit[kUnit];
+    for (size_t panel = first; panel < first + count; ++panel) {
+      places.push_back({bytes, kept.size() * sizeof(uint32_t)});
+      for (size_t u = 0; u < to.Steps() / PackedMatrix::kUnitSteps; ++u) {
+        PackSteps(weight, stride, to, panel, u * PackedMatrix::kUnitSteps, PackedMatrix::kUnitSteps, unit);
+        if (upper.Code(unit, out + bytes)) {
+          bytes += kCodedUnit;
+        } else {
+          std::memcpy(out + bytes, unit, kKeptUnit);
+          bytes += kKeptUnit;
+          kept.push_back(static_cast<uint32_t>(u));
+        }
+      }
+      kept.push_back(kNoUnit);
+    }
   }
 };
 
@@ -111,39 +143,56 @@ inline void PackMatrix(const void* weight, size_t stride, const PackedMatrix& to
   }
 }
 
-// Codes the matrix [outs, ins], rows `stride` elements apart, into `data`, which is aligned to 8 bytes and has room for the
-// plain packed one. Returns the bytes it takes, or 0 where that would save less than an eighth.
-inline size_t CodeMatrix(const BFloat16* weight, size_t stride, const PackedMatrix& to, void* data) {
+// What coding needs: the header, and as much as the plain packed matrix.
+inline size_t CodedRoom(const PackedMatrix& m) {
+  return sizeof(CodeHeader) + m.Panels() * m.PanelElements() * sizeof(BFloat16);
+}
+
+// Codes the matrix [outs, ins], rows `stride` elements apart, into `data`, which is aligned to 8 bytes and has CodedRoom.
+// Returns the bytes it takes, or 0 where that would save less than an eighth. The result is the same for any `threads`.
+inline size_t CodeMatrix(const BFloat16* weight, size_t stride, const PackedMatrix& to, void* data, int threads) {
   using namespace linear_detail;
-  constexpr size_t kSteps = PackedMatrix::kUnitSteps;
-  const size_t panels = to.Panels(), plain = panels * to.PanelElements() * sizeof(BFloat16);
-  const UpperBytes bytes(weight, stride, to.outs, to.ins);
+  const size_t panels = to.Panels(), panel_bytes = to.PanelElements() * sizeof(BFloat16), plain = panels * panel_bytes;
+  const size_t size_of_part = (panels + static_cast<size_t>(threads) - 1) / static_cast<size_t>(threads);
+  uint8_t* out = static_cast<uint8_t*>(data);
+  std::vector<CodedPart> parts;
+  for (size_t panel = 0; panel < panels; panel += size_of_part) {
+    parts.push_back({panel, std::min(size_of_part, panels - panel), out + sizeof(CodeHeader) + panel * panel_bytes});
+  }
+  const auto for_parts = [&](const auto& work) {
+    ThreadPool::Get().Run(threads, static_cast<uint32_t>(parts.size()), [&](uint32_t i) { work(i, parts[i]); });
+  };
+  std::vector<UpperBytes::Counts> counts(parts.size());
+  for_parts([&](size_t i, const CodedPart& part) {
+    const size_t end = std::min(to.outs, (part.first + part.count) * PackedMatrix::kPanel);
+    for (size_t row = part.first * PackedMatrix::kPanel; row < end; ++row) {
+      UpperBytes::Count(weight + row * stride, to.ins, &counts[i]);
+    }
+  });
+  UpperBytes::Counts total{};
+  for (const auto& count : counts) {
+    for (size_t i = 0; i < total.size(); ++i) total[i] += count[i];
+  }
+  const UpperBytes upper(total);
+  for_parts([&](size_t, CodedPart& part) { part.Code(weight, stride, to, upper); });
+
+  size_t at = sizeof(CodeHeader);
   std::vector<CodePlace> places;
   std::vector<uint32_t> kept;
-  BFloat16 unit[kUnit];
-  uint8_t* out = static_cast<uint8_t*>(data);
-  size_t at = sizeof(CodeHeader);
-  for (size_t panel = 0; panel < panels; ++panel) {
-    places.push_back({at, kept.size() * sizeof(uint32_t)});
-    for (size_t u = 0; u < to.Steps() / kSteps; ++u) {
-      if (at + kKeptUnit > plain) return 0;
-      PackSteps(weight, stride, to, panel, u * kSteps, kSteps, unit);
-      if (bytes.Code(unit, out + at)) {
-        at += kCodedUnit;
-      } else {
-        std::memcpy(out + at, unit, kKeptUnit);
-        at += kKeptUnit;
-        kept.push_back(static_cast<uint32_t>(u));
-      }
+  for (const CodedPart& part : parts) {
+    std::memmove(out + at, part.out, part.bytes);
+    for (const CodePlace& place : part.places) {
+      places.push_back({at + place.units, kept.size() * sizeof(uint32_t) + place.kept});
     }
-    kept.push_back(kNoUnit);
+    kept.insert(kept.end(), part.kept.begin(), part.kept.end());
+    at += part.bytes;
   }
   places.push_back({at, kept.size() * sizeof(uint32_t)});
   const size_t lists = at + places.size() * sizeof(CodePlace), size = lists + kept.size() * sizeof(uint32_t);
   if (size > plain - plain / 8) return 0;
   for (CodePlace& place : places) place.kept += lists;
   CodeHeader header{};
-  std::copy(bytes.upper.begin(), bytes.upper.end(), header.upper);
+  std::copy(upper.upper.begin(), upper.upper.end(), header.upper);
   header.outs = to.outs, header.ins = to.ins, header.bytes = size, header.places = at;
   std::memcpy(out, &header, sizeof(header));
   std::memcpy(out + at, places.data(), places.size() * sizeof(CodePlace));

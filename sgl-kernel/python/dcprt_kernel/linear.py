@@ -39,6 +39,9 @@ PANEL = 16
 UNIT = 8
 """Inputs that are coded together."""
 
+HEADER = 64
+"""Bytes before the first unit of a coded matrix."""
+
 
 def packed_shape(outs: int, ins: int, itemsize: int) -> tuple[int, int, int, int]:
     """Of a packed matrix: panels of outputs, steps of inputs, outputs of a panel, inputs of a step."""
@@ -58,14 +61,15 @@ def pack(weight: Tensor, packed: Tensor) -> None:
 
 
 def coded_room(outs: int, ins: int) -> int:
-    """The bytes that coding needs: those of the packed matrix, its inputs rounded up to whole units."""
-    return math.prod(packed_shape(outs, -(-ins // UNIT) * UNIT, 2)) * 2
+    """The bytes that coding needs: a header and the packed matrix, its inputs rounded up to whole units."""
+    return HEADER + math.prod(packed_shape(outs, -(-ins // UNIT) * UNIT, 2)) * 2
 
 
-def code(weight: Tensor, coded: Tensor) -> int:
+def code(weight: Tensor, coded: Tensor, threads: int = 1) -> int:
     """Writes weight [out, in], bfloat16, without loss in about three quarters of its bytes.
 
-    Products and rows take `coded[:bytes]` like a packed matrix, with the same results to the last bit.
+    Products and rows take `coded[:bytes]` like a packed matrix, with the same results to the last bit. The code is the
+    same for any number of threads.
 
     coded: uint8 [>= coded_room(out, in)], contiguous, aligned to 8 bytes.
 
@@ -75,7 +79,7 @@ def code(weight: Tensor, coded: Tensor) -> int:
     Raises:
         ValueError: shapes or types do not fit, or elements of a row are not dense.
     """
-    return int(_code(weight, coded))
+    return int(_code(weight, coded, threads))
 
 
 def linear(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor, threads: int = 1) -> None:
