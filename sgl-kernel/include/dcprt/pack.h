@@ -92,8 +92,8 @@ struct CodedPart {
   size_t first, count;  // panels
   uint8_t* out;
   size_t bytes = 0;
-  std::vector<CodePlace> places;
-  std::vector<uint32_t> kept;
+  std::vector<CodePlace> places{};
+  std::vector<uint32_t> kept{};
 
   void Code(const BFloat16* weight, size_t stride, const PackedMatrix& to, const UpperBytes& upper) {
     BFloat16 unit[kUnit];
