@@ -58,6 +58,13 @@ def router(service: Service) -> APIRouter:
     async def flush_cache() -> Response:
         return json_response(await service.get().query("flush_cache"))
 
+    _add_tokenizer(routes, service)
+    return routes
+
+
+def _add_tokenizer(routes: APIRouter, service: Service) -> None:
+    """`/tokenize` and `/detokenize`."""
+
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> Response:
         service.check_model(body.model)
@@ -75,5 +82,3 @@ def router(service: Service) -> APIRouter:
         service.check_model(body.model)
         question = {"tokens": body.tokens, "skip_special_tokens": body.skip_special_tokens}
         return json_response({"prompt": (await service.get().query("detokenize", question))["text"]})
-
-    return routes
