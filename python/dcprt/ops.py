@@ -13,7 +13,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from dcprt.comm.shm import ShmCollective
 
-INTERFACE = 5
+INTERFACE = 6
 """Of the kernels; others would compute nonsense."""
 
 try:
@@ -157,14 +157,33 @@ class Matrix:
 
 
 class LayerWeights(NamedTuple):
-    """Of a decoder layer of the Llama kind; norms are [hidden]."""
+    """Of a decoder layer of the Llama kind: two norms [hidden], those of query and key heads [head_dim] or none, and
+    the biases that are added once `out` and `down` are summed over the ranks.
+    """
 
-    norm1: Tensor
-    norm2: Tensor
+    norms: tuple[Tensor, Tensor]
+    head_norms: tuple[Tensor, Tensor] | None
     qkv: Matrix
     out: Matrix
     gate_up: Matrix
     down: Matrix
+    out_bias: Tensor | None
+    down_bias: Tensor | None
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
+
+    def tensors(self) -> list[Tensor]:
+        """In the order of the kernels."""
+        none = torch.empty(0, dtype=self.norms[0].dtype)
+        biases = self.qkv._bias, self.out_bias, self.gate_up._bias, self.down_bias
+        products = [
+            part
+            for matrix, bias in zip(self.matrices, biases, strict=True)
+            for part in (matrix._data, none if bias is None else bias)
+        ]
+        return [*self.norms, *(self.head_norms or (none, none)), *products]
 
 
 class LayerHeads(NamedTuple):
@@ -180,8 +199,8 @@ class LayerHeads(NamedTuple):
 class WholeLayers:
     """The weights of the decoder layers of a model, and all of them in one native call.
 
-    There is one where every matrix is packed; nothing but the first product of each half of a layer has a bias. `world`
-    and `dcp` are the groups of more than one rank; see `dcprt_kernel.layer`.
+    There is one where every matrix is packed. `world` and `dcp` are the groups of more than one rank; see
+    `dcprt_kernel.layer`.
     """
 
     def __init__(
@@ -192,14 +211,8 @@ class WholeLayers:
         world: ShmCollective | None = None,
         dcp: ShmCollective | None = None,
     ) -> None:
-        assert all(self.possible(*layer[2:]) for layer in layers)
-        weights: list[Tensor] = []
-        for layer in layers:
-            none = torch.empty(0, dtype=layer.norm1.dtype)
-            biases = [none if matrix._bias is None else matrix._bias for matrix in (layer.qkv, layer.gate_up)]
-            weights += [layer.norm1, layer.norm2, layer.qkv._data, biases[0]]
-            weights += [layer.out._data, layer.gate_up._data, biases[1], layer.down._data]
-        self._weights = dcprt_kernel.held(weights)
+        assert all(self.possible(*layer.matrices) for layer in layers)
+        self._weights = dcprt_kernel.held([tensor for layer in layers for tensor in layer.tensors()])
         self._width, self._eps, self._heads = layers[0].down.shape[1], eps, heads
         self._groups = {_layer.WORLD: world, _layer.DCP: dcp}
         self._pools: tuple[Sequence[tuple[Tensor, Tensor]], _layer.Layers] | None = None

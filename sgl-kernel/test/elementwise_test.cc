@@ -98,6 +98,58 @@ void AddNorm(size_t rows, size_t count, bool narrow) {
   });
 }
 
+// Some heads of every token, in place; what lies between them stays.
+void NormInPlace(size_t tokens, size_t heads, size_t dim, bool narrow) {
+  const size_t token_step = heads * dim + 3, shift = dim % 4;
+  Array x(tokens * token_step, narrow, shift), weight(dim, narrow, shift);
+  Random random(dim);
+  random.Fill(x, 20);
+  random.Fill(weight);
+  std::vector<Value> expected;
+  for (size_t i = 0; i < x.size(); ++i) expected.push_back({x[i], 0});
+  for (size_t t = 0; t < tokens; ++t) {
+    for (size_t h = 0; h < heads; ++h) {
+      const size_t from = t * token_step + h * dim;
+      double squares = 0;
+      for (size_t i = 0; i < dim; ++i) squares += x[from + i] * x[from + i];
+      const double scale = 1 / std::sqrt(squares / static_cast<double>(dim) + 1e-5f);
+      for (size_t i = 0; i < dim; ++i) {
+        const double value = x[from + i] * scale * weight[i];
+        expected[from + i] = Near(value, std::fabs(value), x);
+      }
+    }
+  }
+  ForAll(Label("norm in place", tokens, heads, dim, narrow), [&](Isa isa, int threads, const auto& where) {
+    Array normed(x.size(), narrow, shift);
+    for (size_t i = 0; i < x.size(); ++i) normed.Set(i, x[i]);
+    ByType(x, [&](auto* xs) {
+      using T = Element<decltype(xs)>;
+      NormHeads(normed.as<T>(), token_step, weight.as<T>(), 1e-5f, tokens, heads, dim, isa, threads);
+    });
+    ExpectValues(normed, expected, where);
+  });
+}
+
+void AddBias(size_t rows, size_t count, bool narrow) {
+  const size_t shift = count % 3;
+  Array x(rows * count, false, shift), y(count, narrow, shift);
+  Random random(count);
+  random.Fill(x);
+  random.Fill(y);
+  std::vector<Value> expected;
+  for (size_t i = 0; i < x.size(); ++i) {
+    expected.push_back({static_cast<float>(x[i]) + static_cast<float>(y[i % count]), 0});
+  }
+  ForAll(Label("add to rows", rows, count, narrow), [&](Isa isa, int threads, const auto& where) {
+    Array summed(x.size(), false, shift);
+    for (size_t i = 0; i < x.size(); ++i) summed.Set(i, x[i]);
+    ByType(y, [&](auto* ys) {
+      AddToRows(summed.as<float>(), y.as<Element<decltype(ys)>>(), rows, count, isa, threads);
+    });
+    ExpectValues(summed, expected, where);
+  });
+}
+
 void Silu(size_t rows, size_t count, bool narrow) {
   const size_t stride = 2 * count + 1, shift = count % 3;
   Array x(rows == 0 ? 0 : rows * stride - 1, narrow, shift);
@@ -194,6 +246,8 @@ void TestElementwise() {
       for (int i = 0; i < 8; ++i) Norm(rows, count, (i & 1) != 0, (i & 2) != 0, (i & 4) != 0);
       for (const bool narrow : {false, true}) {
         AddNorm(rows, count, narrow);
+        NormInPlace(rows, 3, count, narrow);
+        AddBias(rows, count, narrow);
         Silu(rows, count, narrow);
         Turn(rows, 3, count, narrow);
       }
@@ -205,6 +259,8 @@ void TestElementwise() {
   for (const bool narrow : {false, true}) {  // enough for several threads
     Norm(270, 599, narrow, narrow, narrow);
     AddNorm(270, 599, narrow);
+    NormInPlace(270, 9, 64, narrow);
+    AddBias(270, 599, narrow);
     Silu(270, 599, narrow);
     Turn(270, 12, 41, narrow);
   }

@@ -14,7 +14,7 @@ using Numbers = std::vector<double>;
 
 struct Shape {
   size_t hidden, heads, key_heads, dim, width;
-  bool add, bias;
+  bool add, bias, normed;  // of heads
   size_t ranks = 1;
 };
 
@@ -42,11 +42,13 @@ class Problem {
   explicit Problem(const Shape& shape)
       : s_(shape), tokens_(s_.ranks == 1 ? 5 : 2), first_(s_.ranks == 1 ? 3 : 1), random_(shape.hidden + shape.dim),
         x_(tokens_ * s_.hidden), add_(x_.size()), norm1_(s_.hidden, kNarrow), norm2_(s_.hidden, kNarrow),
-        qkv_bias_(Width(), kNarrow), both_bias_(2 * s_.width, kNarrow), cos_(tokens_ * s_.dim / 2), sin_(cos_.size()),
+        q_norm_(s_.dim, kNarrow), k_norm_(s_.dim, kNarrow), qkv_bias_(Width(), kNarrow), o_bias_(s_.hidden, kNarrow),
+        both_bias_(2 * s_.width, kNarrow), down_bias_(s_.hidden, kNarrow), cos_(tokens_ * s_.dim / 2), sin_(cos_.size()),
         k_(kPages * kPageSize * KeyWidth(), kNarrow), v_(k_.size(), kNarrow), qkv_(Width() * s_.hidden, kNarrow),
         o_(s_.hidden * s_.heads * s_.dim, kNarrow), both_(2 * s_.width * s_.hidden, kNarrow),
         down_(s_.hidden * s_.width, kNarrow) {
-    for (Array* x : {&x_, &add_, &norm1_, &norm2_, &qkv_bias_, &both_bias_, &k_, &v_}) random_.Fill(*x);
+    for (Array* x : {&x_, &add_, &norm1_, &norm2_, &q_norm_, &k_norm_, &k_, &v_}) random_.Fill(*x);
+    for (Array* x : {&qkv_bias_, &o_bias_, &both_bias_, &down_bias_}) random_.Fill(*x);
     for (Array* x : {&qkv_, &o_, &both_, &down_}) random_.Fill(*x, 0.5);
     for (size_t i = 0; i < cos_.size(); ++i) {
       const double angle = 3 * random_.Next();
@@ -68,7 +70,7 @@ class Problem {
       for (const int threads : {1, 2}) {
         for (const Array& found : OnRanks(isa, threads)) {
           ExpectValues(found, values, Label(kNarrow ? "layer bf16" : "layer", s_.hidden, s_.heads, s_.key_heads, s_.dim) +
-                                          Label(" with", s_.add, s_.bias, threads, s_.ranks) + " " + NameOf(isa));
+                                          Label(" with", s_.add, s_.bias, s_.normed, threads, s_.ranks) + " " + NameOf(isa));
         }
       }
     }
@@ -120,11 +122,19 @@ class Problem {
     return out;
   }
 
-  // Turns queries and keys, and stores keys and values.
+  void NormHead(double* x, const Array& weight) const {
+    double squares = 0;
+    for (size_t i = 0; i < s_.dim; ++i) squares += x[i] * x[i];
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(s_.dim) + 1e-5);
+    for (size_t i = 0; i < s_.dim; ++i) x[i] = Rounded(x[i] * scale * weight[i], kNarrow);
+  }
+
+  // Norms and turns queries and keys, and stores keys and values.
   void TurnAndStore(Numbers* qkv, Numbers* k, Numbers* v) const {
     for (size_t t = 0; t < tokens_; ++t) {
       for (size_t h = 0; h < s_.heads + s_.key_heads; ++h) {
         double* x = qkv->data() + t * Width() + h * s_.dim;
+        if (s_.normed) NormHead(x, h < s_.heads ? q_norm_ : k_norm_);
         for (size_t i = 0; i < s_.dim / 2; ++i) {
           const double a = x[i], b = x[s_.dim / 2 + i], c = cos_[t * s_.dim / 2 + i], s = sin_[t * s_.dim / 2 + i];
           x[i] = Rounded(a * c - b * s, kNarrow);
@@ -166,7 +176,7 @@ class Problem {
     for (size_t i = 0; i < k_.size(); ++i) k.push_back(k_[i]), v.push_back(v_[i]);
     Numbers qkv = Times(Norm(x, norm1_), qkv_, s_.bias ? &qkv_bias_ : nullptr, true);
     TurnAndStore(&qkv, &k, &v);
-    const Numbers added = Times(Attended(qkv, k, v), o_, nullptr, false);
+    const Numbers added = Times(Attended(qkv, k, v), o_, s_.bias ? &o_bias_ : nullptr, false);
     for (size_t i = 0; i < x.size(); ++i) x[i] += added[i];
     const Numbers both = Times(Norm(x, norm2_), both_, s_.bias ? &both_bias_ : nullptr, true);
     for (size_t t = 0; t < tokens_; ++t) {
@@ -175,7 +185,7 @@ class Problem {
         gated.push_back(Rounded(gate / (1 + std::exp(-gate)) * both[(2 * t + 1) * s_.width + i], kNarrow));
       }
     }
-    Numbers out = Times(gated, down_, nullptr, false);
+    Numbers out = Times(gated, down_, s_.bias ? &down_bias_ : nullptr, false);
     out.insert(out.end(), x.begin(), x.end());
     return out;
   }
@@ -252,9 +262,12 @@ class Problem {
     a.out = found.as<float>();
     a.hidden = s_.hidden;
     a.norm1 = norm1_.data(), a.norm2 = norm2_.data();
+    if (s_.normed) a.q_norm = q_norm_.data(), a.k_norm = k_norm_.data();
     a.eps = 1e-5f;
     a.qkv = part.qkv.matrix, a.o = part.o.matrix, a.gate_up = part.both.matrix, a.down = part.down.matrix;
     a.qkv_bias = s_.bias ? part.qkv_bias.data() : nullptr;
+    a.o_bias = s_.bias ? o_bias_.data() : nullptr;
+    a.down_bias = s_.bias ? down_bias_.data() : nullptr;
     a.gate_up_bias = s_.bias ? part.both_bias.data() : nullptr;
     a.projected = Heads();
     a.world = world, a.dcp = dcp;
@@ -282,7 +295,7 @@ class Problem {
   Shape s_;
   size_t tokens_, first_;
   Random random_;
-  Array x_, add_, norm1_, norm2_, qkv_bias_, both_bias_, cos_, sin_, k_, v_, qkv_, o_, both_, down_;
+  Array x_, add_, norm1_, norm2_, q_norm_, k_norm_, qkv_bias_, o_bias_, both_bias_, down_bias_, cos_, sin_, k_, v_, qkv_, o_, both_, down_;
   std::vector<int64_t> heads_, offsets_;
   std::vector<Part> parts_;
 };
@@ -290,11 +303,11 @@ class Problem {
 template <class T>
 void TestType() {
   for (const bool with : {false, true}) {
-    Problem<T>({24, 3, 1, 8, 20, with, !with}).Run();
-    Problem<T>({37, 4, 2, 16, 33, with, with}).Run();
-    Problem<T>({48, 6, 6, 24, 5, !with, with}).Run();
-    Problem<T>({37, 4, 2, 16, 34, with, with, 2}).Run();
-    Problem<T>({24, 9, 3, 8, 21, !with, with, 3}).Run();
+    Problem<T>({24, 3, 1, 8, 20, with, !with, with}).Run();
+    Problem<T>({37, 4, 2, 16, 33, with, with, false}).Run();
+    Problem<T>({48, 6, 6, 24, 5, !with, with, true}).Run();
+    Problem<T>({37, 4, 2, 16, 34, with, with, !with, 2}).Run();
+    Problem<T>({24, 9, 3, 8, 21, !with, with, with, 3}).Run();
   }
 }
 

@@ -25,12 +25,16 @@ def weights(**changes: Tensor) -> list[Tensor]:
     one = {
         "norm1": torch.ones(HIDDEN),
         "norm2": torch.ones(HIDDEN),
+        "q_norm": torch.ones(DIM),
+        "k_norm": torch.ones(DIM),
         "qkv": packed(torch.randn(QKV, HIDDEN)),
         "qkv_bias": torch.randn(QKV),
         "o": packed(torch.randn(HIDDEN, HEADS * DIM)),
+        "o_bias": torch.randn(HIDDEN),
         "gate_up": packed(torch.randn(2 * WIDTH, HIDDEN)),
         "gate_up_bias": torch.empty(0),
         "down": packed(torch.randn(HIDDEN, WIDTH)),
+        "down_bias": torch.empty(0),
     }
     assert tuple(one) == WEIGHTS
     return [*one.values()] * (LAYERS - 1) + [*{**one, **changes}.values()]
@@ -82,6 +86,11 @@ def test_what_fits() -> None:
         lambda: call(layers=[]),
         lambda: call(layers=weights(norm1=torch.ones(HIDDEN - 1))),
         lambda: call(layers=weights(norm2=torch.ones(HIDDEN).bfloat16())),
+        lambda: call(layers=weights(q_norm=torch.ones(DIM - 1))),
+        lambda: call(layers=weights(k_norm=torch.empty(0))),
+        lambda: call(layers=weights(k_norm=torch.ones(DIM).bfloat16())),
+        lambda: call(layers=weights(o_bias=torch.ones(HIDDEN + 1))),
+        lambda: call(layers=weights(down_bias=torch.ones(HIDDEN).bfloat16())),
         lambda: call(layers=weights(qkv=packed(torch.randn(QKV + 16, HIDDEN)))),
         lambda: call(layers=weights(qkv_bias=torch.ones(QKV - 1))),
         lambda: call(layers=weights(gate_up_bias=torch.ones(2 * WIDTH).bfloat16())),

@@ -69,13 +69,15 @@ def _weights(layer: Layer) -> LayerWeights | None:
     attention, mlp = layer.attention, layer.mlp
     if not (isinstance(attention, GQAttention) and isinstance(mlp, GatedMLP)):
         return None
-    if not isinstance(attention.attend.backend, NativeBackend) or attention.norms or attention.out.bias is not None:
+    if not isinstance(attention.attend.backend, NativeBackend) or attention.head_dim % MULTIPLE:
         return None
     matrices = attention.qkv, attention.out.matrix, mlp.gate_up, mlp.down.matrix
-    fits = WholeLayers.possible(*matrices) and attention.head_dim % MULTIPLE == 0
-    if not fits or mlp.down.bias is not None or layer.norm1.eps != layer.norm2.eps:
+    norms = [layer.norm1, layer.norm2, *attention.norms]
+    if not WholeLayers.possible(*matrices) or len({norm.eps for norm in norms}) != 1:
         return None
-    return LayerWeights(layer.norm1.weight, layer.norm2.weight, *matrices)
+    first, second, *of_heads = [norm.weight for norm in norms]
+    head_norms = (of_heads[0], of_heads[1]) if of_heads else None
+    return LayerWeights((first, second), head_norms, *matrices, attention.out.bias, mlp.down.bias)
 
 
 def _shape(layer: Layer) -> tuple[object, ...]:

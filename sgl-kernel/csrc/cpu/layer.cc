@@ -48,7 +48,9 @@ AttentionCall PoolsOf(const TensorView& k, const TensorView& v, int64_t heads, d
 }
 
 // Of one layer, in the order of the Python wrapper.
-enum Weight { kNorm1, kNorm2, kQkv, kQkvBias, kO, kGateUp, kGateUpBias, kDown, kWeights };
+enum Weight {
+  kNorm1, kNorm2, kQNorm, kKNorm, kQkv, kQkvBias, kO, kOBias, kGateUp, kGateUpBias, kDown, kDownBias, kWeights
+};
 
 const void* BiasIn(const TensorView& bias, const PackedMatrix& matrix) {
   return bias.numel() == 0 ? nullptr : BiasOf(bias, matrix);
@@ -65,6 +67,14 @@ void SetWeights(const Array<Tensor>& weights, int64_t i, int64_t width, LayerArg
     CheckDense(of(norm), 1, type, "a norm");
     Check(of(norm).size(0) == hidden, "the norms differ in length.");
   }
+  const auto head_norm = [&](Weight norm) {
+    CheckDense(of(norm), 1, type, "a norm of heads");
+    Check(of(norm).size(0) == 0 || of(norm).size(0) == dim, "a norm of heads is not as long as a head.");
+    return of(norm).size(0) == 0 ? nullptr : Data(of(norm));
+  };
+  a->q_norm = head_norm(kQNorm);
+  a->k_norm = head_norm(kKNorm);
+  Check((a->q_norm == nullptr) == (a->k_norm == nullptr), "queries and keys are both normed, or neither.");
   a->hidden = static_cast<size_t>(hidden);
   a->norm1 = Data(of(kNorm1));
   a->norm2 = Data(of(kNorm2));
@@ -74,7 +84,9 @@ void SetWeights(const Array<Tensor>& weights, int64_t i, int64_t width, LayerArg
   a->down = MatrixOf(of(kDown), hidden, width);
   for (const auto* m : {&a->qkv, &a->o, &a->gate_up, &a->down}) Check(m->type == type, "the weights differ in type.");
   a->qkv_bias = BiasIn(of(kQkvBias), a->qkv);
+  a->o_bias = BiasIn(of(kOBias), a->o);
   a->gate_up_bias = BiasIn(of(kGateUpBias), a->gate_up);
+  a->down_bias = BiasIn(of(kDownBias), a->down);
 }
 
 Ranks RanksOf(int64_t handle, double timeout_s) {

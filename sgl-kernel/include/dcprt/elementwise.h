@@ -75,7 +75,7 @@ namespace avx512 {
 
 // Calls `work(loops)` with the loops of `isa`.
 template <class Work>
-void With(Isa isa, const Work& work) {
+void With([[maybe_unused]] Isa isa, const Work& work) {
 #if defined(__x86_64__)
   if (isa >= Isa::kAvx512) return work(avx512::Loops{});
   if (isa == Isa::kAvx2) return work(avx2::Loops{});
@@ -114,6 +114,25 @@ void AddRmsNorm(float* x, const float* y, const W* weight, float eps, O* out, si
     elementwise_detail::Rows(rows, count, threads, [&](size_t row) {
       loops.Add(x + row * count, y + row * count, count);
       loops.Norm(x + row * count, weight, eps, out + row * count, count);
+    });
+  });
+}
+
+// x += y: [count], for every row of x: [rows, count], dense.
+template <class Y>
+void AddToRows(float* x, const Y* y, size_t rows, size_t count, Isa isa, int threads) {
+  elementwise_detail::With(isa, [&](auto loops) {
+    elementwise_detail::Rows(rows, count, threads, [&](size_t row) { loops.Add(x + row * count, y, count); });
+  });
+}
+
+// Norms every head of x: [tokens, heads, dim] in place, tokens `token_stride` elements apart, heads dense.
+template <class X>
+void NormHeads(X* x, size_t token_stride, const X* weight, float eps, size_t tokens, size_t heads, size_t dim, Isa isa,
+               int threads) {
+  elementwise_detail::With(isa, [&](auto loops) {
+    elementwise_detail::Rows(tokens, heads * dim, threads, [&](size_t token) {
+      for (size_t head = 0; head < heads; ++head) loops.Norm(x + token * token_stride + head * dim, weight, eps, dim);
     });
   });
 }

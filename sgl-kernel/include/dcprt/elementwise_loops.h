@@ -16,16 +16,30 @@ DCPRT_TARGET float SquareSum(const X* x, size_t count) {
   return lanes[0];
 }
 
+// 1 / rms(x)
+template <class X>
+DCPRT_TARGET float ScaleOf(const X* x, float eps, size_t count) {
+  return 1.0f / std::sqrt(SquareSum(x, count) / static_cast<float>(count) + eps);
+}
+
 // out = x / rms(x) * weight
 template <class X, class W, class O>
 DCPRT_TARGET void NormRow(const X* x, const W* weight, float eps, O* out, size_t count) {
-  const float scale = 1.0f / std::sqrt(SquareSum(x, count) / static_cast<float>(count) + eps);
+  const float scale = ScaleOf(x, eps, count);
   for (size_t i = 0; i < count; ++i) Put(Get(x[i]) * scale * Get(weight[i]), out + i);
 }
 
+// x = x / rms(x) * weight
+template <class X>
+DCPRT_TARGET void NormInPlace(X* __restrict x, const X* __restrict weight, float eps, size_t count) {
+  const float scale = ScaleOf(x, eps, count);
+  for (size_t i = 0; i < count; ++i) Put(Get(x[i]) * scale * Get(weight[i]), x + i);
+}
+
 // x += y
-DCPRT_TARGET inline void AddRow(float* __restrict x, const float* __restrict y, size_t count) {
-  for (size_t i = 0; i < count; ++i) x[i] += y[i];
+template <class Y>
+DCPRT_TARGET void AddRow(float* __restrict x, const Y* __restrict y, size_t count) {
+  for (size_t i = 0; i < count; ++i) x[i] += Get(y[i]);
 }
 
 // out = gate / (1 + exp(-gate)) * up
@@ -88,7 +102,14 @@ struct Loops {
   static void Norm(const X* x, const W* weight, float eps, O* out, size_t count) {
     NormRow(x, weight, eps, out, count);
   }
-  static void Add(float* x, const float* y, size_t count) { AddRow(x, y, count); }
+  template <class X>
+  static void Norm(X* x, const X* weight, float eps, size_t count) {
+    NormInPlace(x, weight, eps, count);
+  }
+  template <class Y>
+  static void Add(float* x, const Y* y, size_t count) {
+    AddRow(x, y, count);
+  }
   template <class X>
   static void SiluMul(const X* gate, const X* up, X* out, size_t count) {
     SiluMulRow(gate, up, out, count);

@@ -35,18 +35,19 @@ struct Ranks {
   }
 };
 
-// Norms and biases are of the type of the matrices, and so are the pools.
+// Norms and biases are of the type of the matrices, and so are the pools. Those of o and down are added to sums over ranks.
 struct LayerArgs {
   float* x;          // [tokens, hidden], dense; becomes x + add + what attention gives
   const float* add;  // likewise, or null
   float* out;        // [tokens, hidden]: what is to be added to x next; may be `add`
   size_t hidden;
   const void *norm1, *norm2;
+  const void *q_norm, *k_norm;  // [dim], of every head before it is turned, or null
   float eps;
   PackedMatrix qkv, o, gate_up, down;
-  const void *qkv_bias, *gate_up_bias;  // or null
-  size_t projected;                     // query heads that qkv makes: the own ones, or those of all of `dcp`
-  const float *cos, *sin;               // [tokens, half]
+  const void *qkv_bias, *o_bias, *gate_up_bias, *down_bias;  // or null
+  size_t projected;        // query heads that qkv makes: the own ones, or those of all of `dcp`
+  const float *cos, *sin;  // [tokens, half]
   size_t half;
   const int64_t *tokens, *slots;  // which of the new tokens go to which slots of the pools
   size_t stored;
@@ -91,13 +92,17 @@ inline bool AttendOverRanks(AttentionCall call, const Ranks& dcp, float* out, Is
   return true;
 }
 
-// Attention of the own heads, from their projections [tokens, `width`], which are turned and stored: float32
+// Attention of the own heads, from their projections [tokens, `width`], which are normed, turned and stored: float32
 // [tokens, own heads, dim] at `out`, and their lse behind.
 template <class T>
 bool Attend(const LayerArgs& a, T* qkv, float* out, Isa isa, int threads) {
   AttentionCall call = a.attention;
   const size_t tokens = static_cast<size_t>(call.tokens), dim = static_cast<size_t>(call.key_dim), width = a.qkv.outs;
   const size_t heads = static_cast<size_t>(call.query_heads), key_heads = static_cast<size_t>(call.key_heads);
+  if (a.q_norm != nullptr) {
+    NormHeads(qkv, width, static_cast<const T*>(a.q_norm), a.eps, tokens, a.projected, dim, isa, threads);
+    NormHeads(qkv + a.projected * dim, width, static_cast<const T*>(a.k_norm), a.eps, tokens, key_heads, dim, isa, threads);
+  }
   Rotate(qkv, width, dim, a.cos, a.sin, tokens, a.projected + key_heads, a.half, isa, threads);
   const auto store = [&](size_t head, const AttentionSource& pool) {
     const size_t bytes = key_heads * dim * sizeof(T);
@@ -119,6 +124,15 @@ bool Attend(const LayerArgs& a, T* qkv, float* out, Isa isa, int threads) {
   return true;
 }
 
+// Sums x [tokens, hidden] over the ranks and adds the bias; false if the group failed.
+template <class T>
+bool SumAndAdd(const LayerArgs& a, float* x, const void* bias, Isa isa, int threads) {
+  const size_t tokens = static_cast<size_t>(a.attention.tokens);
+  if (!a.world.Sum(x, tokens * a.hidden)) return false;
+  if (bias != nullptr) AddToRows(x, static_cast<const T*>(bias), tokens, a.hidden, isa, threads);
+  return true;
+}
+
 }  // namespace layer_detail
 
 // False if one of the groups failed, as its status says.
@@ -135,10 +149,10 @@ bool DecoderLayer(const LayerArgs& a, Isa isa, int threads) {
   if (!layer_detail::Attend(a, qkv, attended, isa, threads)) return false;
   constexpr FloatType kWide = FloatType::kFloat32;
   Linear({attended, kWide, a.o.ins, a.o, nullptr, kWide, added, kWide, tokens}, isa, threads);
-  if (!a.world.Sum(added, tokens * hidden)) return false;
+  if (!layer_detail::SumAndAdd<T>(a, added, a.o_bias, isa, threads)) return false;
   const NormArgs<T> second{a.x, added, static_cast<const T*>(a.norm2), a.eps, tokens, hidden};
   NormGatedMlp(second, a.gate_up, static_cast<const T*>(a.gate_up_bias), a.down, a.out, isa, threads);
-  return a.world.Sum(a.out, tokens * hidden);
+  return layer_detail::SumAndAdd<T>(a, a.out, a.down_bias, isa, threads);
 }
 
 }  // namespace dcprt

@@ -17,7 +17,10 @@ __all__ = ["DCP", "WEIGHTS", "WORLD", "decoder_layers"]
 
 _decoder_layers = _LIBRARY.decoder_layers
 
-WEIGHTS = ("norm1", "norm2", "qkv", "qkv_bias", "o", "gate_up", "gate_up_bias", "down")
+WEIGHTS = (
+    *("norm1", "norm2", "q_norm", "k_norm"),
+    *("qkv", "qkv_bias", "o", "o_bias", "gate_up", "gate_up_bias", "down", "down_bias"),
+)
 """Of each layer, in this order."""
 
 WORLD, DCP = 1, 2
@@ -39,19 +42,21 @@ def decoder_layers(
     """A function that computes layer after layer: x gets what the one before left to be added and what attention gives,
     and `out` what the gated MLP gives, which is to be added next. It returns 0, `WORLD` or `DCP`.
 
-    weights: `dcprt_kernel.held` tensors of all layers, `WEIGHTS` each; a bias without elements is none, matrices are
-    packed or coded, see `dcprt_kernel.linear`, `width` is that of the MLP. pools: `dcprt_kernel.held` keys and values,
-    two for each layer, which all have the same shape. Weights and pools are of one type, to which every step between is
-    rounded, and live as long as the function.
+    weights: `dcprt_kernel.held` tensors of all layers, `WEIGHTS` each; a bias or a norm of heads without elements is
+    none, matrices are packed or coded, see `dcprt_kernel.linear`, `width` is that of the MLP. pools:
+    `dcprt_kernel.held` keys and values, two for each layer, which all have the same shape. Weights and pools are of one
+    type, to which every step between is rounded, and live as long as the function.
 
-    Of a call: x, out: float32 [tokens, hidden]. Queries and keys are rotated by cos and sin, float32 [tokens, half],
-    halves paired; keys and values of `tokens` go to `slots` of the pools, see `dcprt_kernel.pages.store`.
+    Of a call: x, out: float32 [tokens, hidden]. Queries and keys are normed head by head, by `q_norm` and `k_norm`
+    [dim], and rotated by cos and sin, float32 [tokens, half], halves paired; keys and values of `tokens` go to `slots`
+    of the pools, see `dcprt_kernel.pages.store`.
 
     Alone, attention is that of `dcprt_kernel.attention.paged`. The inputs of `o` and `down` may be cut among the ranks
-    of `world`, whose outputs are summed then. With `dcp`, tokens are spread over its ranks: `kv_head_of` counts the
-    query heads of all of them, those of rank 0 first, attention is that of `dcprt_kernel.attention.context`, and
-    results are merged. `projected` query heads come from `qkv`: those of this rank, which are gathered, or all. Every
-    rank makes the same calls, and has `timeout_s` to join an operation. No group is closed before the last call.
+    of `world`: outputs are summed then, before their biases are added. With `dcp`, tokens are spread over its ranks:
+    `kv_head_of` counts the query heads of all of them, those of rank 0 first, attention is that of
+    `dcprt_kernel.attention.context`, and results are merged. `projected` query heads come from `qkv`: those of this
+    rank, which are gathered, or all. Every rank makes the same calls, and has `timeout_s` to join an operation. No
+    group is closed before the last call.
 
     Raises:
         ValueError: shapes or types do not fit; of what changes from call to call, by the call.

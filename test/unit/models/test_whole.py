@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ pytest.importorskip("dcprt_kernel.layer")
 
 import torch
 from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from dcprt.comm.arena import create_arenas
 from dcprt.comm.groups import connect
@@ -22,6 +24,7 @@ from dcprt.models.whole import NativeLayers
 from dcprt.ops import Matrix, WholeLayers
 from dcprt.params import SamplingParams
 
+from .checkpoints import SHAPE, write
 from .harness import Harness, relative_error, write_llama
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], list(range(2, 120)), [3, 1, 4, 1, 5, 9, 2, 6, 8, 8]]
@@ -39,12 +42,25 @@ def logits(directory: Path, dtype: str) -> tuple[list[Tensor], bool]:
         return [model.greedy(prompt, 5)[1] for prompt in PROMPTS], is_whole(model)
 
 
+LLAMAS: list[dict[str, Any]] = [
+    {},
+    {"num_key_value_heads": 3},
+    {"num_key_value_heads": 1, "head_dim": 24},
+    {"attention_bias": True},
+    {"mlp_bias": True},
+]
+WRITERS: dict[str, Callable[[Path], object]] = {
+    **{str(changes): partial(write_llama, **changes) for changes in LLAMAS},
+    "qwen2": lambda to: write(to, Qwen2ForCausalLM, Qwen2Config(**SHAPE, head_dim=8)),
+    "qwen3": lambda to: write(to, Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=16)),
+    "qwen3-biased": lambda to: write(to, Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=8, attention_bias=True)),
+}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "changes", [{}, {"attention_bias": False, "num_key_value_heads": 3}, {"num_key_value_heads": 1, "head_dim": 24}]
-)
-def test_equals_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], dtype: str) -> None:
-    write_llama(tmp_path, **changes)
+@pytest.mark.parametrize("kind", WRITERS)
+def test_equals_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: str) -> None:
+    WRITERS[kind](tmp_path)
     whole, together = logits(tmp_path, dtype)
     assert together
     monkeypatch.setattr(decoder, "NATIVE", False)
@@ -71,10 +87,9 @@ def test_coded_weights_change_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         assert torch.equal(coded, plain)
 
 
-@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}, {"head_dim": 6}])
-def test_layers_it_does_not_know_stay_as_they_are(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """A bias behind the heads or the MLP, and heads that the kernels do not take."""
-    write_llama(tmp_path, **changes)
+def test_layers_it_does_not_know_stay_as_they_are(tmp_path: Path) -> None:
+    """Heads that the kernels do not take."""
+    write_llama(tmp_path, head_dim=6)
     assert not logits(tmp_path, "float32")[1]
 
 
@@ -123,21 +138,24 @@ class Calls:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("tp", "dcp", "options"),
+    ("tp", "dcp", "options", "kind"),
     [
-        (2, 2, {}),
-        (4, 4, {}),
-        (4, 2, {}),
-        (2, 1, {}),
-        (3, 3, {"dcp_replicate_q": True}),
-        (2, 2, {"dcp_interleave": 4}),
+        (2, 2, {}, "{}"),
+        (4, 4, {}, "{}"),
+        (4, 2, {}, "{}"),
+        (2, 1, {}, "{}"),
+        (3, 3, {"dcp_replicate_q": True}, "{}"),
+        (2, 2, {"dcp_interleave": 4}, "{}"),
+        (4, 2, {}, "qwen3-biased"),
+        (3, 3, {"dcp_replicate_q": True}, "qwen3"),
+        (2, 1, {}, "{'mlp_bias': True}"),
     ],
 )
 def test_ranks_equal_their_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tp: int, dcp: int, options: dict[str, Any], dtype: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tp: int, dcp: int, options: dict[str, Any], kind: str, dtype: str
 ) -> None:
     """Rows on every rank and on one alone, and more tokens than one."""
-    write_llama(tmp_path, intermediate_size=52)
+    WRITERS[kind](tmp_path)
     calls = Calls(monkeypatch)
     found = []
     for native in (True, False):
