@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import mmap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -154,6 +155,36 @@ class Matrix:
             return out
         inside = (ids >= 0) & (ids < self.shape[0])
         return torch.where(inside.unsqueeze(-1), self._data[torch.where(inside, ids, 0)].float(), 0.0)
+
+
+class HeadMatrix:
+    """Weights [heads, out, in]: a product for each head, as `Matrix` computes it."""
+
+    def __init__(self, weight: Tensor, arena: Arena | None = None) -> None:
+        self.shape = tuple(weight.shape)
+        self.dtype = weight.dtype
+        self._packed = NATIVE and weight.is_cpu and weight.dtype in PACKED_TYPES
+        self._data = weight
+        if self._packed:
+            heads, outs, ins = weight.shape
+            shape = (heads, *_linear.packed_shape(outs, ins, weight.itemsize))
+            self._data = arena.empty(shape, weight.dtype) if arena else weight.new_empty(shape)
+            for one, data in zip(weight, self._data, strict=True):
+                _linear.pack(one if one.stride(1) == 1 else one.contiguous(), data)
+
+    def part(self, heads: slice) -> HeadMatrix:
+        """The same weights for some of the heads."""
+        found = copy.copy(self)
+        found._data = self._data[heads]
+        found.shape = (len(found._data), *self.shape[1:])
+        return found
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """Writes `x[:, h] @ weight[h].T` of [rows, heads, in] to `out`, [rows, heads, out] of either type."""
+        if self._packed and x.is_cpu:
+            _linear.heads(x, self._data, out, torch.get_num_threads())
+        else:
+            out.copy_(torch.einsum("rhi,hoi->rho", x.to(self.dtype), self._data))
 
 
 class LayerWeights(NamedTuple):

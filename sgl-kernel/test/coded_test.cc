@@ -47,6 +47,7 @@ Array Product(const PackedMatrix& matrix, const Array& x, size_t rows, Isa isa, 
   args.out = out.data();
   args.out_type = FloatType::kFloat32;
   args.rows = rows;
+  args.out_stride = matrix.outs;
   Linear(args, isa, threads);
   return out;
 }

@@ -114,11 +114,56 @@ void Check(const Sizes& s, const Types& types, size_t gap, size_t shift) {
       args.out = out.data();
       args.out_type = TypeOf(out);
       args.rows = s.rows;
+      args.out_stride = s.outs;
       if (s.rows > 0 && s.outs > 0) Linear(args, isa, threads);
       ExpectValues(out, expected,
                    Label("linear", s.rows, s.ins, s.outs) + " " + NameOf(isa) +
                        Label(" types", types.x, types.weight, types.out, types.bias) +
                        Label(" gap", gap, shift, threads));
+    }
+  }
+}
+
+// A matrix for each of several heads: the same as one head after the other, and nothing between them is touched.
+void CheckHeads(const Sizes& s, size_t heads, const Types& types, size_t gap) {
+  const size_t x_step = s.ins + gap, out_step = s.outs + gap, x_stride = heads * x_step + 1, out_stride = heads * out_step + 1;
+  const PackedMatrix shape{nullptr, types.weight ? FloatType::kBFloat16 : FloatType::kFloat32, s.outs, s.ins};
+  const size_t elements = shape.Panels() * shape.PanelElements();
+  Array x(s.rows * x_stride, types.x), packed(heads * elements, types.weight);
+  Random random(s.ins + heads);
+  random.Fill(x);
+  const Array untouched(s.rows * out_stride, types.out);
+  std::vector<Value> expected;
+  for (size_t i = 0; i < untouched.size(); ++i) expected.push_back({untouched[i], 0});
+  Array row(s.ins), column(s.ins);
+  for (size_t h = 0; h < heads; ++h) {
+    Array weight(s.outs * s.ins, types.weight);
+    random.Fill(weight);
+    PackMatrix(weight.data(), s.ins, shape, packed.data() + h * elements * SizeOf(shape.type));
+    for (size_t r = 0; r < s.rows; ++r) {
+      for (size_t i = 0; i < s.ins; ++i) row.Set(i, Rounded(x[r * x_stride + h * x_step + i], types.weight));
+      for (size_t o = 0; o < s.outs; ++o) {
+        for (size_t i = 0; i < s.ins; ++i) column.Set(i, weight[o * s.ins + i]);
+        expected[r * out_stride + h * out_step + o] = Define(row, column, nullptr, s.ins, types.out);
+      }
+    }
+  }
+  for (const Isa isa : Isas()) {
+    for (const int threads : {1, 2, 3}) {
+      Array out(untouched.size(), types.out);
+      LinearArgs args{};
+      args.x = x.data();
+      args.x_type = TypeOf(x);
+      args.x_stride = x_stride;
+      args.matrix = shape;
+      args.matrix.data = packed.data();
+      args.out = out.data();
+      args.out_type = TypeOf(out);
+      args.rows = s.rows;
+      args.out_stride = out_stride;
+      LinearHeads(args, heads, x_step, out_step, isa, threads);
+      ExpectValues(out, expected, Label("heads", heads, s.rows, s.ins, s.outs) + " " + NameOf(isa) +
+                                      Label(" types", types.x, types.weight, types.out) + Label(" gap", gap, threads));
     }
   }
 }
@@ -137,6 +182,11 @@ void TestLinear() {
     Check({1, 577, 500}, types, 1, 1);
     Check({40, 257, 300}, types, 0, 3);
     for (const Sizes& sizes : {Sizes{0, 5, 3}, Sizes{2, 5, 0}, Sizes{2, 0, 3}}) Check(sizes, types, 0, 0);
+    for (const size_t heads : {1, 2, 5}) {
+      for (const size_t rows : {1, 3, 17}) CheckHeads({rows, 24, 20}, heads, types, heads % 3);
+      CheckHeads({2, 37, 5}, heads, types, 3);
+    }
+    CheckHeads({200, 33, 17}, 3, types, 1);  // blocks of rows, and several threads
   }
   for (int i = 0; i < 24; ++i) {
     for (const size_t ins : {32, 37, 64}) {

@@ -192,7 +192,53 @@ def test_packed_order(outs: int, ins: int, dtype: torch.dtype) -> None:
     assert torch.equal(looked_up, expected)
 
 
+@pytest.mark.parametrize("x_dtype", [F32, BF16])
+@pytest.mark.parametrize("weight_dtype", [F32, BF16])
+@pytest.mark.parametrize("out_dtype", [F32, BF16])
+def test_heads_equal_single_products(
+    isa: str, x_dtype: torch.dtype, weight_dtype: torch.dtype, out_dtype: torch.dtype
+) -> None:
+    """Bit for bit; of views with NaN between the heads, which stay."""
+    torch.manual_seed(6)
+    for rows, heads, ins, outs in ((1, 1, 8, 16), (1, 5, 24, 20), (3, 2, 33, 17), (200, 3, 16, 40)):
+        wide = torch.full((rows, heads, ins + 3), torch.nan, dtype=x_dtype)
+        x = wide[..., 1 : ins + 1]
+        x.copy_(random(rows, heads, ins))
+        weight = random(heads, outs, ins, dtype=weight_dtype)
+        expected = torch.stack([check(x[:, h], weight[h], out_dtype=out_dtype) for h in range(heads)], dim=1)
+        for threads in (1, 2, 3):
+            out = torch.full((rows, heads, outs + 2), torch.nan, dtype=out_dtype)
+            kernel.heads(x, torch.stack([packed(one) for one in weight]), out[..., 2:], threads)
+            assert torch.equal(out[..., 2:], expected)
+            assert out[..., :2].isnan().all()
+
+
+def test_heads_of_nothing(isa: str) -> None:
+    for rows, heads, outs in ((0, 2, 3), (2, 0, 3), (2, 2, 0)):
+        shape = heads, *packed_shape(outs, 4, 4)
+        kernel.heads(torch.ones(rows, heads, 4), torch.zeros(shape), torch.empty(rows, heads, outs))
+
+
 PACKED = packed_shape(3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("x", "data", "out", "reason"),
+    [
+        (torch.ones(2, 4), torch.ones(2, *PACKED), torch.empty(2, 3), "rows, heads, count"),
+        (torch.ones(2, 2, 4), torch.ones(3, *PACKED), torch.empty(2, 2, 3), "for each head"),
+        (torch.ones(2, 2, 4), torch.ones(2, *PACKED), torch.empty(2, 2, 20), "for each head"),
+        (torch.ones(2, 2, 4), torch.ones(2, *PACKED), torch.empty(1, 2, 3), "rows or heads"),
+        (torch.ones(2, 3, 4), torch.ones(2, *PACKED), torch.empty(2, 2, 3), "rows or heads"),
+        (torch.ones(2, 4, 2).mT, torch.ones(2, *PACKED), torch.empty(2, 2, 3), "dense"),
+        (torch.ones(2, 2, 4), torch.ones(2, *PACKED), torch.empty(2, 3, 2).mT, "dense"),
+        (torch.ones(2, 2, 4), torch.ones(2, *PACKED).transpose(2, 3), torch.empty(2, 2, 3), "contiguous"),
+        (torch.ones(2, 2, 4), torch.ones(2, *PACKED).double(), torch.empty(2, 2, 3), "float32 and bfloat16"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(x: Tensor, data: Tensor, out: Tensor, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        kernel.heads(x, data, out)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import Tensor
 from dcprt import ops
 from dcprt.attention.combine import a2a
 from dcprt.attention.partial import Partial, merge
-from dcprt.ops import Arena, Matrix
+from dcprt.ops import Arena, HeadMatrix, Matrix
 
 F32, BF16 = torch.float32, torch.bfloat16
 NAN, INF = torch.nan, torch.inf
@@ -103,6 +103,27 @@ def test_weights_may_be_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = torch.randn(12, 20), torch.randn(3, 12)
     assert_alike(both(lambda: Matrix(weight.T)(x), monkeypatch), 12)
     assert Matrix(weight.T).shape == (20, 12)
+
+
+@dtypes
+@pytest.mark.parametrize("out_dtype", [F32, BF16])
+def test_a_product_for_each_head(dtype: torch.dtype, out_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of weights that lie anywhere, into part of a larger tensor, for all heads and for some."""
+    for rows, heads, outs, ins in ((0, 2, 3, 8), (1, 4, 20, 24), (7, 3, 5, 33)):
+        weight, x = torch.randn(heads, ins, outs).to(dtype).transpose(1, 2), torch.randn(rows, heads, ins)
+
+        def work(weight: Tensor = weight, x: Tensor = x, places: slice = slice(None)) -> Tensor:
+            products = HeadMatrix(weight).part(places)
+            out = torch.full((rows, products.shape[0], products.shape[1] + 1), NAN, dtype=out_dtype)  # noqa: B023
+            products(x[:, places], out[..., 1:])
+            assert out[..., 0].isnan().all()
+            return out[..., 1:]
+
+        found = both(work, monkeypatch)
+        assert_alike(found, ins, dtype)
+        exact = torch.einsum("rhi,hoi->rho", x.to(dtype).double(), weight.double()).to(out_dtype)
+        assert_alike((found[0], exact), ins)
+        assert torch.equal(work(places=slice(1, 3)), found[0][:, 1:3])
 
 
 @native

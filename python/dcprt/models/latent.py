@@ -19,6 +19,7 @@ from dcprt.layers.norm import Normed, RMSNorm
 from dcprt.layers.rotary import Rotary
 from dcprt.models.base import ModelShard, StepInput
 from dcprt.models.decoder import Angles
+from dcprt.ops import HeadMatrix
 from dcprt.spec import MLASpec, ModelSpec
 from dcprt.weights.loader import Loader
 
@@ -45,7 +46,11 @@ class LatentAttention:
         dim = mla.nope_dim + mla.v_dim
         ups = load.head_rows(f"{name}.kv_b_proj.weight", (spec.num_heads * dim, mla.kv_lora_rank), heads, dim)
         ups = ups.view(len(heads), dim, mla.kv_lora_rank)
-        self._key_up, self._value_up = ups[:, : mla.nope_dim], ups[:, mla.nope_dim :]
+        self._up_dims = [mla.nope_dim, mla.v_dim]
+        self._absorb = load.head_matrix(ups[:, : mla.nope_dim].transpose(1, 2))
+        self._value_up = load.head_matrix(ups[:, mla.nope_dim :])
+        own = ups[self._attend.own_places] if self._replicated else ups
+        self._ups = load.matrix(own.flatten(0, 1))
         out = (hidden, spec.num_heads * mla.v_dim)
         out_bias = load.full(f"{name}.o_proj.bias", (hidden,)) if spec.attention_bias else None
         weight = load.head_cols(f"{name}.o_proj.weight", out, shard.heads.q_heads, mla.v_dim)
@@ -69,14 +74,16 @@ class LatentAttention:
 
     def _context(self, nope: Tensor, rope: Tensor, plan: AttentionPlan, kv: LayerKV) -> Partial:
         """Absorbed: queries that meet the latents themselves."""
-        absorbed = torch.cat([torch.einsum("thd,hdl->thl", nope, self._key_up), rope], dim=-1)
+        absorbed = rope.new_empty(*rope.shape[:2], self._latent_dim + rope.shape[2])
+        self._absorb(nope, absorbed[..., : self._latent_dim])
+        absorbed[..., self._latent_dim :] = rope
         queries = Queries(self._own(absorbed), absorbed if self._replicated else None)
         return self._attend.context(queries, kv, plan, self._raise())
 
     def _new_tokens(self, nope: Tensor, rope: Tensor, latent: Tensor, turned: Tensor, step: StepInput) -> Partial:
         """Unabsorbed: keys [tokens, own heads, nope_dim + rope_dim], values [tokens, own heads, v_dim]."""
-        keys = torch.einsum("tl,hdl->thd", latent, self._own_weights(self._key_up))
-        values = torch.einsum("tl,hdl->thd", latent, self._own_weights(self._value_up))
+        ups = stack_heads(self._ups(latent), len(self._attend.heads.q_heads))
+        keys, values = torch.split(ups, self._up_dims, dim=-1)
         k = torch.cat([keys, turned.expand(-1, keys.shape[1], -1)], dim=-1)
         q = self._own(torch.cat([nope, rope], dim=-1))
         return self._attend.new_tokens(q, k, values, tuple(range(keys.shape[1])), step.attention)
@@ -84,16 +91,20 @@ class LatentAttention:
     def _own(self, q: Tensor) -> Tensor:
         return q[:, self._attend.own_places] if self._replicated else q
 
-    def _own_weights(self, up: Tensor) -> Tensor:
-        return up[self._attend.own_places] if self._replicated else up
-
     def _raise(self) -> ValueUp:
         """Outputs to values: of the own heads, or of the whole shard before they are combined."""
 
-        def up(weights: Tensor) -> Up:
-            return lambda out: torch.einsum("thl,hdl->thd", out.to(weights.dtype), weights).float()
+        def up(weights: HeadMatrix) -> Up:
+            def raised(out: Tensor) -> Tensor:
+                values = out.new_empty(*out.shape[:2], weights.shape[1])
+                weights(out, values)
+                return values
 
-        return ValueUp(up(self._own_weights(self._value_up)), up(self._value_up) if self._replicated else None)
+            return raised
+
+        if self._replicated:
+            return ValueUp(up(self._value_up.part(self._attend.own_places)), up(self._value_up))
+        return ValueUp(up(self._value_up))
 
 
 class LatentQuery:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dcprt.errors import ModelError
-from dcprt.ops import Arena, Matrix
+from dcprt.ops import Arena, HeadMatrix, Matrix
 from dcprt.weights.checkpoint import TensorSource
 
 _Piece = tuple[int, int, int]
@@ -42,6 +42,10 @@ class Loader:
     def matrix(self, weight: Tensor, bias: Tensor | None = None) -> Matrix:
         """`weight` as products read it, beside the other weights of this rank; with a bias that is added there."""
         return Matrix(weight, bias, self._arena)
+
+    def head_matrix(self, weight: Tensor) -> HeadMatrix:
+        """The same for a product of each head; weight: [heads, out, in]."""
+        return HeadMatrix(weight, self._arena)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -63,8 +63,32 @@ void Linear(TensorView x, TensorView packed, Optional<TensorView> bias, TensorVi
   a.x = Data(x);
   a.out = Data(out);
   a.rows = static_cast<size_t>(x.size(0));
+  a.out_stride = a.matrix.outs;
   if (a.rows == 0 || a.matrix.outs == 0) return;
   dcprt::Linear(a, ChosenIsa(), static_cast<int>(threads));
+}
+
+// Elements from one row of [rows, heads, count] to the next.
+size_t StepOf(const TensorView& x, int dim) { return static_cast<size_t>(x.size(dim) < 2 ? 0 : x.stride(dim)); }
+
+void Heads(TensorView x, TensorView packed, TensorView out, int64_t threads) {
+  Check(x.ndim() == 3 && out.ndim() == 3, "x and out are [rows, heads, count].");
+  Check(x.size(0) == out.size(0) && x.size(1) == out.size(1), "x and out differ in rows or heads.");
+  for (const TensorView* one : {&x, &out}) Check(one->size(2) < 2 || one->stride(2) == 1, "elements must be dense.");
+  Check(packed.IsContiguous(), "packed matrices are contiguous.");
+  LinearArgs a{};
+  a.matrix = {Data(packed), TypeOf(packed), Size(out, 2), Size(x, 2)};
+  const size_t heads = Size(x, 1), elements = a.matrix.Panels() * a.matrix.PanelElements();
+  Check(static_cast<size_t>(packed.numel()) == heads * elements, "there is not one packed matrix for each head.");
+  a.x = Data(x);
+  a.x_type = TypeOf(x);
+  a.x_stride = StepOf(x, 0);
+  a.out = Data(out);
+  a.out_type = TypeOf(out);
+  a.out_stride = StepOf(out, 0);
+  a.rows = Size(x, 0);
+  if (a.rows == 0 || heads == 0 || a.matrix.outs == 0) return;
+  dcprt::LinearHeads(a, heads, StepOf(x, 1), StepOf(out, 1), ChosenIsa(), static_cast<int>(threads));
 }
 
 tvm::ffi::String IsaInUse() { return dcprt::NameOf(ChosenIsa()); }
@@ -86,6 +110,7 @@ tvm::ffi::String PossibleIsas() {
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, Linear);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear_heads, Heads);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear_pack, Pack);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear_code, Code);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear_rows, Rows);

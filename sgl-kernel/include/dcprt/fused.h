@@ -44,7 +44,7 @@ T* Normed(const NormArgs<T>& a, size_t first, size_t rows, Isa isa, int threads)
 template <class T>
 void Times(const T* x, const PackedMatrix& matrix, const T* bias, void* out, FloatType out_type, size_t rows, Isa isa,
            int threads) {
-  Linear({x, kType<T>, matrix.ins, matrix, bias, kType<T>, out, out_type, rows}, isa, threads);
+  Linear({x, kType<T>, matrix.ins, matrix, bias, kType<T>, out, out_type, rows, matrix.outs}, isa, threads);
 }
 
 }  // namespace fused_detail

@@ -148,7 +148,7 @@ bool DecoderLayer(const LayerArgs& a, Isa isa, int threads) {
   float* added = attended + tokens * (a.o.ins + heads);
   if (!layer_detail::Attend(a, qkv, attended, isa, threads)) return false;
   constexpr FloatType kWide = FloatType::kFloat32;
-  Linear({attended, kWide, a.o.ins, a.o, nullptr, kWide, added, kWide, tokens}, isa, threads);
+  Linear({attended, kWide, a.o.ins, a.o, nullptr, kWide, added, kWide, tokens, hidden}, isa, threads);
   if (!layer_detail::SumAndAdd<T>(a, added, a.o_bias, isa, threads)) return false;
   const NormArgs<T> second{a.x, added, static_cast<const T*>(a.norm2), a.eps, tokens, hidden};
   NormGatedMlp(second, a.gate_up, static_cast<const T*>(a.gate_up_bias), a.down, a.out, isa, threads);

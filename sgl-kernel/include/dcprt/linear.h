@@ -71,4 +71,25 @@ inline void Linear(const LinearArgs& a, Isa isa, int threads) {
   });
 }
 
+// The same head by head: x [rows, heads, ins], out [rows, heads, outs]. `first` is the product of the first head; the
+// plain matrices of the others lie behind its own, their x and out `x_step` and `out_step` elements behind.
+inline void LinearHeads(const LinearArgs& first, size_t heads, size_t x_step, size_t out_step, Isa isa, int threads) {
+  using namespace linear_detail;
+  const PackedMatrix& m = first.matrix;
+  const size_t elements = m.Panels() * m.PanelElements(), blocks = (first.rows + kRowBlock - 1) / kRowBlock;
+  if (elements * SizeOf(m.type) * heads * first.rows < kThreadedBytes) threads = 1;
+  const auto behind = [](const void* from, size_t count, FloatType type) {
+    return static_cast<const char*>(from) + count * SizeOf(type);
+  };
+  ThreadPool::Get().Run(threads, static_cast<uint32_t>(heads * blocks), [&](uint32_t i) {
+    const size_t head = i / blocks, row = i % blocks * kRowBlock;
+    LinearArgs own = first;
+    own.rows = std::min(kRowBlock, first.rows - row);
+    own.x = behind(first.x, row * first.x_stride + head * x_step, first.x_type);
+    own.out = const_cast<char*>(behind(first.out, row * first.out_stride + head * out_step, first.out_type));
+    own.matrix.data = behind(m.data, head * elements, m.type);
+    Linear(own, isa, 1);
+  });
+}
+
 }  // namespace dcprt

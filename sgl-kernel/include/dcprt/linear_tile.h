@@ -153,7 +153,7 @@ static void StoreRow(const LinearArgs& a, size_t row, size_t first, size_t count
   } else if (a.bias != nullptr) {
     for (size_t i = 0; i < count; ++i) sums[i] += ToFloat(static_cast<const BFloat16*>(a.bias)[first + i]);
   }
-  const size_t at = row * a.matrix.outs + first;
+  const size_t at = row * a.out_stride + first;
   if (a.out_type == FloatType::kFloat32) {
     std::memcpy(static_cast<float*>(a.out) + at, sums, count * sizeof(float));
   } else {

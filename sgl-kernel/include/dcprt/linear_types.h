@@ -47,9 +47,10 @@ struct LinearArgs {
   PackedMatrix matrix;
   const void* bias;  // in `bias_type`, or null
   FloatType bias_type;
-  void* out;  // dense
+  void* out;
   FloatType out_type;
   size_t rows;
+  size_t out_stride;  // elements from one row to the next
 };
 
 namespace linear_detail {

@@ -20,6 +20,7 @@ __all__ = [
     "code",
     "coded_room",
     "forced_isa",
+    "heads",
     "isa_in_use",
     "linear",
     "pack",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 _linear = _LIBRARY.linear
+_heads = _LIBRARY.linear_heads
 _pack = _LIBRARY.linear_pack
 _code = _LIBRARY.linear_code
 _rows = _LIBRARY.linear_rows
@@ -92,6 +94,17 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor, threads:
         ValueError: shapes do not fit, or elements of a row are not dense.
     """
     _linear(x, packed, bias, out, threads)
+
+
+def heads(x: Tensor, packed: Tensor, out: Tensor, threads: int = 1) -> None:
+    """`out[:, h] = x[:, h] @ weight[h].T`, as `linear` computes it; x: [rows, heads, in], out: [rows, heads, out].
+
+    packed: [heads, *packed_shape], contiguous, each as `pack` writes it. The elements of a head are dense.
+
+    Raises:
+        ValueError: shapes or types do not fit.
+    """
+    _heads(x, packed, out, threads)
 
 
 def rows(packed: Tensor, outs: int, ids: Tensor, out: Tensor) -> None:
