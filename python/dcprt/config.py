@@ -57,7 +57,7 @@ class ModelConfig:
     )
     dtype: str = option(
         "auto",
-        "type of weights, activations and KV; auto: bfloat16 where the CPU multiplies it natively, else float32",
+        "type of weights, activations and KV; auto: bfloat16, or float32 where torch alone would be slow at it",
         choices=("auto", "bfloat16", "float32"),
     )
     device: str = option("cpu", "where the workers compute", choices=("cpu",))

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from dcprt.config import Config, ServerConfig, parse_args
@@ -124,13 +123,14 @@ def _on_signals() -> asyncio.Event:
 
 
 def _describe(deployment: Deployment) -> list[str]:
+    from dcprt.planner import host
     from dcprt.planner.capacity import page_bytes
     from dcprt.planner.grid_report import describe_grid
 
     options = deployment.config.grid
     shape = (deployment.spec, deployment.grid, deployment.layout, deployment.dtype)
     mebibytes = deployment.num_pages * page_bytes(*shape) / 2**20
-    slower = [] if find_spec("dcprt_kernel") else ["dcprt-kernel is not installed: torch and gloo do its work, slower"]
+    slower = [] if host.has_kernels() else ["dcprt-kernel is not installed: torch and gloo do its work, slower"]
     return [
         *describe_grid(*shape, replicate_q=options.dcp_replicate_q, ep=options.ep),
         f"KV cache: {deployment.capacity_tokens:,} tokens, up to {mebibytes:,.0f} MiB a rank, taken as it is used",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,6 +12,7 @@ from dcprt import env
 from dcprt.comm.arena import Arena, Arenas
 from dcprt.comm.protocol import Collective
 from dcprt.errors import ConfigError, did_you_mean
+from dcprt.planner import host
 
 BACKENDS: Mapping[str, str] = MappingProxyType({"shm": "dcprt.comm.shm", "gloo": "dcprt.comm.gloo"})
 """Name of a backend to its module, which has `open_group(place: Place) -> Collective`."""
@@ -58,8 +57,7 @@ def default_backend() -> str:
     Raises:
         ConfigError: the variable names no backend, or one that is not installed.
     """
-    has_kernels = sys.platform == "linux" and find_spec("dcprt_kernel") is not None
-    chosen = env.comm_backend()
+    has_kernels, chosen = host.has_kernels(), env.comm_backend()
     if not chosen:
         return "shm" if has_kernels else "gloo"
     if chosen == "shm" and not has_kernels:

@@ -44,10 +44,10 @@ def page_bytes(spec: ModelSpec, grid: Grid, layout: Layout, dtype: str) -> int:
 
 
 def resolve_dtype(config: Config) -> str:
-    """`--dtype`, with auto decided by what the CPU multiplies natively."""
+    """`--dtype`; auto is bfloat16, but for what would be slow: torch on a CPU that does not multiply it."""
     if config.model.dtype != "auto":
         return config.model.dtype
-    return "bfloat16" if host.multiplies_bfloat16() else "float32"
+    return "bfloat16" if host.has_kernels() or host.multiplies_bfloat16() else "float32"
 
 
 def context_len(config: Config, spec: ModelSpec) -> int:

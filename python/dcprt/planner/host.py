@@ -1,8 +1,10 @@
-"""What this machine offers: memory, cores, and whether it multiplies bfloat16 natively."""
+"""What this machine offers: memory, cores, whether it multiplies bfloat16, and whether the kernels are installed."""
 
 from __future__ import annotations
 
 import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -22,6 +24,11 @@ def cpu_flags() -> frozenset[str]:
 def multiplies_bfloat16() -> bool:
     """Whether the CPU has dot products of bfloat16: AVX-512-BF16 or AMX on x86, BF16 on Arm."""
     return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def has_kernels() -> bool:
+    """Whether `dcprt_kernel` is installed, on a system it runs on. Imports nothing."""
+    return sys.platform == "linux" and find_spec("dcprt_kernel") is not None
 
 
 def cores() -> int:

@@ -103,14 +103,17 @@ def test_context_length() -> None:
         context_len(config(context_length=8193), SMOLLM2)
 
 
-def test_auto_dtype_is_what_the_cpu_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for flags, dtype in [
-        ({"avx512_bf16"}, "bfloat16"),
-        ({"amx_bf16"}, "bfloat16"),
-        ({"avx512f", "avx2"}, "float32"),
-        (set(), "float32"),
+def test_auto_dtype_is_bfloat16_unless_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, kernels, dtype in [
+        ({"avx512_bf16"}, False, "bfloat16"),
+        ({"amx_bf16"}, False, "bfloat16"),
+        ({"avx512f", "avx2"}, False, "float32"),
+        (set(), False, "float32"),
+        ({"avx512f", "avx2"}, True, "bfloat16"),
+        (set(), True, "bfloat16"),
     ]:
         monkeypatch.setattr(host, "cpu_flags", lambda flags=flags: frozenset(flags))
+        monkeypatch.setattr(host, "has_kernels", lambda kernels=kernels: kernels)
         assert resolve_dtype(Config.of()) == dtype
         assert resolve_dtype(Config.of(dtype="float32")) == "float32"
         assert resolve_dtype(Config.of(dtype="bfloat16")) == "bfloat16"
