@@ -217,6 +217,10 @@ class LayerWeights(NamedTuple):
         return [*self.norms, *(self.head_norms or (none, none)), *products]
 
 
+LAYER_PARTS = _layer.PARTS if NATIVE else ()
+"""Of a decoder layer in a native call, in their order; see `dcprt_kernel.layer`."""
+
+
 class LayerHeads(NamedTuple):
     """Heads of a decoder layer: the KV head of every query head (int64), how many of these `qkv` makes, and what scores
     are multiplied with.
@@ -246,6 +250,7 @@ class WholeLayers:
         self._weights = dcprt_kernel.held([tensor for layer in layers for tensor in layer.tensors()])
         self._width, self._eps, self._heads = layers[0].down.shape[1], eps, heads
         self._groups = {_layer.WORLD: world, _layer.DCP: dcp}
+        self._no_ends = torch.empty(0, dtype=torch.int64)
         self._pools: tuple[Sequence[tuple[Tensor, Tensor]], _layer.Layers] | None = None
 
     @staticmethod
@@ -260,11 +265,14 @@ class WholeLayers:
         pools: Sequence[tuple[Tensor, Tensor]],
         stores: tuple[Tensor, Tensor],
         tables: tuple[Tensor, Tensor],
+        ends: Tensor | None = None,
     ) -> Tensor:
         """What is to be added to x, float32 [tokens, hidden], in the end; x becomes the sum up to there.
 
-        pools: keys and values of each layer; the same object at every call, or it is taken apart anew. stores: tokens
-        and the slots they go to. tables: rows and pages, see `dcprt_kernel.attention`.
+        ends: int64 [layers, len(LAYER_PARTS)], gets when each of these ended, on the clock of `dcprt.trace`, but of
+        those that a layer does not have. pools: keys and values of each layer; the same object at every call, or it is
+        taken apart anew. stores: tokens and the slots they go to. tables: rows and pages, see
+        `dcprt_kernel.attention`.
 
         Raises:
             CollectiveTimeout, CollectiveError: an operation between the ranks failed.
@@ -275,8 +283,8 @@ class WholeLayers:
             limit = max((group.timeout_s for group in self._groups.values() if group is not None), default=0.0)
             about = self._eps, self._width, *self._heads
             self._pools = pools, _layer.decoder_layers(self._weights, held, *about, world, dcp, limit)
-        out = torch.empty_like(x)
-        failed = self._pools[1](x, *angles, *stores, *tables, out, torch.get_num_threads())
+        out, ends = torch.empty_like(x), self._no_ends if ends is None else ends
+        failed = self._pools[1](x, *angles, *stores, *tables, out, ends, torch.get_num_threads())
         if failed:
             group = self._groups[failed]
             assert group is not None

@@ -99,11 +99,17 @@ class Recorder:
         self._spans.clear()
 
 
+def untraced(x: T) -> tuple[T, Recorder | None]:
+    """What x stands for, if it comes from `Recorder.traced`, and that recorder; else x itself and None."""
+    return (x._target, x._recorder) if isinstance(x, _Traced) else (x, None)
+
+
 class _Traced:
     """Stands for an object, and is recorded."""
 
     def __init__(self, recorder: Recorder, target: Any, spans: Mapping[str, str]) -> None:
         self._target = target
+        self._recorder = recorder
         for name, span in spans.items():
             setattr(self, name, recorder.wrap(span, getattr(target, name)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,29 @@ def test_all_ranks_are_in_the_trace(tiny_model: Path, tmp_path: Path) -> None:
     assert inside(found[2], "step") >= {"plan", "send plan", "wait for result", "apply result"}
     with engine(tiny_model, None, dcp=2) as plain:
         assert [o.token_ids for o in plain.generate(PROMPTS, GREEDY)] == [o.token_ids for o in outputs]
+
+
+@pytest.mark.skipif(find_spec("dcprt_kernel") is None, reason="layers are one call by dcprt-kernel alone")
+def test_layers_of_one_native_call_show_their_parts(tiny_model: Path, tmp_path: Path) -> None:
+    """The trace is of the same call that computes without it."""
+    between = {"norm and linear", "rotate and store", "linear", "norm and MLP"}
+    for dcp, more in (
+        (1, {"attention: context and new tokens"}),
+        (2, {"all_gather (dcp)", "attention: context", "all_to_all (dcp)", "merge", "all_reduce (world)"}),
+    ):
+        out = tmp_path / f"{dcp}.json"
+        with engine(tiny_model, out, dcp=dcp) as running:
+            running.generate(PROMPTS, GREEDY)
+        for rank in range(dcp):
+            track = tracks(out)[rank]
+            check_sums(track)
+            steps = [event["ts"] for event in track if event["name"] == "step"]
+            last = [event for event in track if event["ts"] >= steps[-1]]
+            assert inside(last, "forward") == {"embedding rows", *(f"layer {i}" for i in range(LAYERS))} | (
+                {"all_reduce (world)"} if dcp > 1 else set()
+            )
+            for i in range(LAYERS):
+                assert inside(last, f"layer {i}") == between | more
 
 
 def test_steps_of_the_ranks_are_at_the_same_time(tiny_model: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dcprt_kernel import held
-from dcprt_kernel.layer import WEIGHTS, decoder_layers
+from dcprt_kernel.layer import PARTS, WEIGHTS, decoder_layers
 
 from .tensors import packed
 
@@ -69,6 +70,7 @@ def call(
         "rows": torch.tensor([[0, TOKENS, 0, 0]]),
         "pages": torch.tensor([1]),
         "out": torch.full((TOKENS, HIDDEN), torch.nan),
+        "ends": torch.empty(0, dtype=torch.int64),
         **changes,
     }
     assert run(*step.values(), 1) == 0
@@ -77,6 +79,16 @@ def call(
 
 def test_what_fits() -> None:
     assert call().isfinite().all()
+
+
+def test_ends_of_parts() -> None:
+    """One after the other, on Python's clock; what only ranks do is not noted."""
+    ends, begin = torch.zeros(LAYERS, len(PARTS), dtype=torch.int64), time.perf_counter_ns()
+    call(ends=ends)
+    alone = [i for i, part in enumerate(PARTS) if part in ("projected", "stored", "attended", "output", "gated")]
+    assert ends[:, alone].flatten().tolist() == sorted(ends[:, alone].flatten().tolist())
+    assert begin <= ends[0, 0] and ends.max() <= time.perf_counter_ns()
+    assert ends.count_nonzero() == LAYERS * len(alone)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +119,8 @@ def test_what_fits() -> None:
         lambda: call(heads=[0, 0, 1, 2]),
         lambda: call(projected=HEADS // 2),
         lambda: call(x=torch.randn(TOKENS, HIDDEN + 1), out=torch.empty(TOKENS, HIDDEN + 1)),
+        lambda: call(ends=torch.zeros(LAYERS, len(PARTS) - 1, dtype=torch.int64)),
+        lambda: call(ends=torch.zeros(LAYERS, len(PARTS))),
         lambda: call(pages=torch.tensor([4])),
         lambda: call(rows=torch.tensor([[0, TOKENS, 9, 0]])),
     ],

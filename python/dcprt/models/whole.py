@@ -1,4 +1,8 @@
-"""All layers as one native call, with the sums and exchanges between them, where ranks meet in shared memory."""
+"""All layers as one native call, with the sums and exchanges between them, where ranks meet in shared memory.
+
+Where steps are profiled, the parts of the layers are objects that record (`dcprt.trace`). The call does what these
+stand for, notes when each part ends, and tells the recorder.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +19,47 @@ from dcprt.kv.pool import KVPool
 from dcprt.layers.mlp import GatedMLP
 from dcprt.models.base import StepInput
 from dcprt.models.decoder import Angles, GQAttention, Layer
-from dcprt.ops import LayerHeads, LayerWeights, WholeLayers
+from dcprt.ops import LAYER_PARTS, LayerHeads, LayerWeights, WholeLayers
+from dcprt.trace import Recorder, clock, untraced
 from dcprt_kernel.attention import MULTIPLE
+
+
+class Spans:
+    """What a trace shows of native calls: their layers, and the parts of each."""
+
+    ATTENTION = ("attention: context and new tokens", "attention: context")
+    """Alone, and over ranks, where the new tokens are among those that are cached."""
+
+    def __init__(self, recorder: Recorder, over_ranks: bool) -> None:
+        self._recorder = recorder
+        self._names = (
+            *("norm and linear", "rotate and store", "all_gather (dcp)", self.ATTENTION[over_ranks]),
+            *("all_to_all (dcp)", "merge", "linear", "all_reduce (world)", "norm and MLP", "all_reduce (world)"),
+        )
+        assert len(self._names) == len(LAYER_PARTS)
+
+    def record(self, begin: int, layers: list[list[int]]) -> None:
+        """Of one call, from when the parts ended; 0 for a part that there is not."""
+        at = begin
+        for i, ends in enumerate(layers):
+            first = at
+            for name, end in zip(self._names, ends, strict=True):
+                if end:
+                    self._recorder.add(name, at, end)
+                    at = end
+            self._recorder.add(f"layer {i}", first, at)
 
 
 class NativeLayers:
     """Does what the `Layer`s of a model do, one after the other."""
 
-    def __init__(self, layers: WholeLayers, attend: DcpAttention, backend: NativeBackend) -> None:
+    def __init__(
+        self, layers: WholeLayers, attend: DcpAttention, backend: NativeBackend, spans: Spans | None = None
+    ) -> None:
         self._layers = layers
         self._attend = attend
         self._backend = backend
+        self._spans = spans
 
     @classmethod
     def of(cls, layers: Sequence[Layer], world: Collective) -> NativeLayers | None:
@@ -37,14 +71,17 @@ class NativeLayers:
         if len(weights) < len(found) or len({_shape(layer) for layer in layers}) != 1:
             return None
         attention = layers[0].attention
-        assert isinstance(attention, GQAttention) and isinstance(attention.attend.backend, NativeBackend)
-        attend, groups = attention.attend, [world, attention.attend.group]
+        assert isinstance(attention, GQAttention)
+        attend, (backend, recorder) = attention.attend, untraced(attention.attend.backend)
+        assert isinstance(backend, NativeBackend)
+        groups = [untraced(group)[0] for group in (world, attend.group)]
         shared = [group for group in groups if isinstance(group, ShmCollective)]
         if any(group.size > 1 and group not in shared for group in groups):
             return None
+        spans = None if recorder is None else Spans(recorder, attend.group.size > 1)
         met = [group if group in shared else None for group in groups]
         heads = LayerHeads(_kv_head_of(attend), attention.projected, attend.scale)
-        return cls(WholeLayers(weights, layers[0].norm1.eps, heads, *met), attend, attention.attend.backend)
+        return cls(WholeLayers(weights, layers[0].norm1.eps, heads, *met), attend, backend, spans)
 
     def take(self, step: StepInput) -> bool:
         """Whether the call knows how to do this step; every rank answers alike."""
@@ -53,7 +90,13 @@ class NativeLayers:
     def __call__(self, x: Tensor, angles: Angles, step: StepInput, kv: KVPool) -> Tensor:
         """What is to be added to the residual x in the end, see `Layer`."""
         plan = step.attention
-        return self._layers(x, angles, kv.pairs, (plan.store_tokens, plan.store_slots), self._backend.table(plan.rows))
+        stores, tables = (plan.store_tokens, plan.store_slots), self._backend.table(plan.rows)
+        if self._spans is None:
+            return self._layers(x, angles, kv.pairs, stores, tables)
+        begin, ends = clock(), torch.zeros(len(kv.pairs), len(LAYER_PARTS), dtype=torch.int64)
+        out = self._layers(x, angles, kv.pairs, stores, tables, ends)
+        self._spans.record(begin, ends.tolist())
+        return out
 
 
 def _kv_head_of(attend: DcpAttention) -> Tensor:
@@ -69,15 +112,16 @@ def _weights(layer: Layer) -> LayerWeights | None:
     attention, mlp = layer.attention, layer.mlp
     if not (isinstance(attention, GQAttention) and isinstance(mlp, GatedMLP)):
         return None
-    if not isinstance(attention.attend.backend, NativeBackend) or attention.head_dim % MULTIPLE:
+    if not isinstance(untraced(attention.attend.backend)[0], NativeBackend) or attention.head_dim % MULTIPLE:
         return None
-    matrices = attention.qkv, attention.out.matrix, mlp.gate_up, mlp.down.matrix
+    traced = attention.qkv, attention.out.matrix, mlp.gate_up, mlp.down.matrix
+    qkv, out, gate_up, down = matrices = [untraced(matrix)[0] for matrix in traced]
     norms = [layer.norm1, layer.norm2, *attention.norms]
     if not WholeLayers.possible(*matrices) or len({norm.eps for norm in norms}) != 1:
         return None
     first, second, *of_heads = [norm.weight for norm in norms]
     head_norms = (of_heads[0], of_heads[1]) if of_heads else None
-    return LayerWeights((first, second), head_norms, *matrices, attention.out.bias, mlp.down.bias)
+    return LayerWeights((first, second), head_norms, qkv, out, gate_up, down, attention.out.bias, mlp.down.bias)
 
 
 def _shape(layer: Layer) -> tuple[object, ...]:

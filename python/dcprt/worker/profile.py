@@ -36,6 +36,7 @@ ATTENTION = MappingProxyType(
 PRODUCTS = MappingProxyType(
     {"__call__": "linear", "normed": "norm and linear", "gated": "norm and MLP", "rows": "embedding rows"}
 )
+HEAD_PRODUCTS = MappingProxyType({"__call__": "linear of heads"})
 
 
 class StepProfile:
@@ -137,7 +138,7 @@ class _TracedPool:
     """Each layer's KV is asked for when the layer begins, and the next one's when it has ended."""
 
     def __init__(self, pool: KVPool, recorder: Recorder) -> None:
-        self.descriptor = pool.descriptor
+        self.descriptor, self.pairs = pool.descriptor, pool.pairs
         self.copy = recorder.wrap("copy pages", pool.copy)
         self._names = [f"layer {i}" for i in range(len(pool.layers))]
         self._pool = pool
@@ -158,6 +159,9 @@ class _TracedLoader:
 
     def matrix(self, *args: Any, **kwargs: Any) -> Any:
         return self._recorder.traced(self._load.matrix(*args, **kwargs), PRODUCTS)
+
+    def head_matrix(self, *args: Any, **kwargs: Any) -> Any:
+        return self._recorder.traced(self._load.head_matrix(*args, **kwargs), HEAD_PRODUCTS)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._load, name)

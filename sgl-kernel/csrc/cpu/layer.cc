@@ -128,7 +128,10 @@ class Layers {
   // 0, or which group failed: 1 the world, 2 that of dcp.
   int64_t Run(const TensorView& x, const TensorView& cos, const TensorView& sin, const TensorView& tokens,
               const TensorView& slots, const TensorView& rows, const TensorView& pages, const TensorView& out,
-              int64_t threads) const {
+              const TensorView& ends, int64_t threads) const {
+    const int64_t noted = static_cast<int64_t>(layers_.size()) * dcprt::kLayerParts;
+    Check(ends.numel() == 0 || ends.numel() == noted, "ends are those of the parts of all layers, or none.");
+    int64_t* times = ends.numel() == 0 ? nullptr : const_cast<int64_t*>(Ints(ends, "ends"));
     LayerArgs step = layers_[0];
     SetStep(x, cos, sin, tokens, slots, out, &step);
     const std::vector<AttentionRow> found = PagedRows(&step.attention, rows, pages, pools_[0]);
@@ -143,6 +146,7 @@ class Layers {
       call.tokens = step.attention.tokens;
       call.pages = step.attention.pages, call.page_size = step.attention.page_size;
       map_->Describe(&call);
+      a.ends = times == nullptr ? nullptr : times + (&layer - layers_.data()) * dcprt::kLayerParts;
       call.rows = found.data(), call.row_count = static_cast<int64_t>(found.size());
       const auto run = call.kv_type == FloatType::kFloat32 ? dcprt::DecoderLayer<float> : dcprt::DecoderLayer<BFloat16>;
       if (!run(a, isa, static_cast<int>(threads))) {
@@ -188,8 +192,9 @@ Function LayersOf(Array<Tensor> weights, Array<Tensor> pools, double eps, int64_
   const auto layers = std::make_shared<const Layers>(weights, pools, eps, width, key_head_of, projected, scale,
                                                      RanksOf(world, timeout_s), RanksOf(dcp, timeout_s));
   return Function::FromTyped([layers](TensorView x, TensorView cos, TensorView sin, TensorView tokens, TensorView slots,
-                                      TensorView rows, TensorView pages, TensorView out, int64_t threads) {
-    return layers->Run(x, cos, sin, tokens, slots, rows, pages, out, threads);
+                                      TensorView rows, TensorView pages, TensorView out, TensorView ends,
+                                      int64_t threads) {
+    return layers->Run(x, cos, sin, tokens, slots, rows, pages, out, ends, threads);
   });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -35,6 +36,11 @@ struct Ranks {
   }
 };
 
+// The parts of a layer, in their order.
+enum LayerPart {
+  kProjected, kStored, kGathered, kAttended, kExchanged, kMerged, kOutput, kOutputSummed, kGated, kGatedSummed, kLayerParts
+};
+
 // Norms and biases are of the type of the matrices, and so are the pools. Those of o and down are added to sums over ranks.
 struct LayerArgs {
   float* x;          // [tokens, hidden], dense; becomes x + add + what attention gives
@@ -54,6 +60,14 @@ struct LayerArgs {
   AttentionCall attention;  // all but queries and results, over pages, of the query heads of all of `dcp`
   Ranks world;              // among which the inputs of o and down are cut
   Ranks dcp;                // among which tokens are spread: the call is not causal then, own tokens are among the keys
+  int64_t* ends;            // [kLayerParts], or null: gets when parts end, in nanoseconds of the monotonic clock
+
+  void Note(LayerPart done) const {
+    using std::chrono::nanoseconds;
+    if (ends == nullptr) return;
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    ends[done] = static_cast<int64_t>(std::chrono::duration_cast<nanoseconds>(now).count());
+  }
 };
 
 namespace layer_detail {
@@ -78,7 +92,8 @@ const T* GatherQueries(const T* rows, size_t width, size_t tokens, size_t own, c
 
 // Attention over the slots of all ranks, where each attends to its own and the results go to the ranks of their heads:
 // out [tokens, own heads, dim] and lse behind it.
-inline bool AttendOverRanks(AttentionCall call, const Ranks& dcp, float* out, Isa isa, int threads) {
+inline bool AttendOverRanks(const LayerArgs& a, AttentionCall call, float* out, Isa isa, int threads) {
+  const Ranks& dcp = a.dcp;
   const size_t ranks = dcp.Size(), tokens = static_cast<size_t>(call.tokens), dim = static_cast<size_t>(call.value_dim);
   const size_t places = tokens * static_cast<size_t>(call.query_heads), items = places / ranks;
   float* partial = static_cast<float*>(Scratch<Purpose::kPartial>(2 * places * (dim + 1) * sizeof(float)));
@@ -87,8 +102,11 @@ inline bool AttendOverRanks(AttentionCall call, const Ranks& dcp, float* out, Is
   call.lse = partial + places * dim;
   Attention(call, isa, threads);
   PackPartial(call.out, call.lse, tokens, ranks, items / tokens, dim, packed);
+  a.Note(kAttended);
   if (!dcp.Run(kAllToAll, FloatType::kFloat32, packed, packed, places * (dim + 1) * sizeof(float))) return false;
+  a.Note(kExchanged);
   MergePacked(packed, ranks, items, dim, out, out + items * dim, isa, threads);
+  a.Note(kMerged);
   return true;
 }
 
@@ -111,25 +129,29 @@ bool Attend(const LayerArgs& a, T* qkv, float* out, Isa isa, int threads) {
   };
   store(a.projected, call.k);
   store(a.projected + key_heads, call.v);
+  a.Note(kStored);
   const bool gathers = a.projected < heads;
   const T* queries = gathers ? GatherQueries(qkv, width, tokens, a.projected * dim, a.dcp) : qkv;
   if (queries == nullptr) return false;
+  if (gathers) a.Note(kGathered);
   call.q = reinterpret_cast<const char*>(queries);
   call.q_token_step = static_cast<int64_t>(gathers ? heads * dim : width);
   call.q_head_step = static_cast<int64_t>(dim);
-  if (a.dcp.group != nullptr) return AttendOverRanks(call, a.dcp, out, isa, threads);
+  if (a.dcp.group != nullptr) return AttendOverRanks(a, call, out, isa, threads);
   call.out = out;
   call.lse = out + tokens * heads * dim;
   Attention(call, isa, threads);
+  a.Note(kAttended);
   return true;
 }
 
 // Sums x [tokens, hidden] over the ranks and adds the bias; false if the group failed.
 template <class T>
-bool SumAndAdd(const LayerArgs& a, float* x, const void* bias, Isa isa, int threads) {
+bool SumAndAdd(const LayerArgs& a, LayerPart part, float* x, const void* bias, Isa isa, int threads) {
   const size_t tokens = static_cast<size_t>(a.attention.tokens);
   if (!a.world.Sum(x, tokens * a.hidden)) return false;
   if (bias != nullptr) AddToRows(x, static_cast<const T*>(bias), tokens, a.hidden, isa, threads);
+  if (a.world.group != nullptr) a.Note(part);
   return true;
 }
 
@@ -143,16 +165,19 @@ bool DecoderLayer(const LayerArgs& a, Isa isa, int threads) {
   T* qkv = static_cast<T*>(Scratch<Purpose::kQkv>(tokens * a.qkv.outs * sizeof(T)));
   const NormArgs<T> first{a.x, a.add, static_cast<const T*>(a.norm1), a.eps, tokens, hidden};
   NormLinear(first, a.qkv, static_cast<const T*>(a.qkv_bias), qkv, isa, threads);
+  a.Note(kProjected);
   const size_t floats = tokens * (a.o.ins + heads + hidden);
   float* attended = static_cast<float*>(Scratch<Purpose::kAttended>(floats * sizeof(float)));
   float* added = attended + tokens * (a.o.ins + heads);
   if (!layer_detail::Attend(a, qkv, attended, isa, threads)) return false;
   constexpr FloatType kWide = FloatType::kFloat32;
   Linear({attended, kWide, a.o.ins, a.o, nullptr, kWide, added, kWide, tokens, hidden}, isa, threads);
-  if (!layer_detail::SumAndAdd<T>(a, added, a.o_bias, isa, threads)) return false;
+  a.Note(kOutput);
+  if (!layer_detail::SumAndAdd<T>(a, kOutputSummed, added, a.o_bias, isa, threads)) return false;
   const NormArgs<T> second{a.x, added, static_cast<const T*>(a.norm2), a.eps, tokens, hidden};
   NormGatedMlp(second, a.gate_up, static_cast<const T*>(a.gate_up_bias), a.down, a.out, isa, threads);
-  return layer_detail::SumAndAdd<T>(a, a.out, a.down_bias, isa, threads);
+  a.Note(kGated);
+  return layer_detail::SumAndAdd<T>(a, kGatedSummed, a.out, a.down_bias, isa, threads);
 }
 
 }  // namespace dcprt

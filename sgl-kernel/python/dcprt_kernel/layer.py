@@ -10,10 +10,10 @@ from dcprt_kernel import _LIBRARY, ShmGroup
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Layers = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int], int]
-    """x, cos, sin, tokens, slots, rows, pages, out, threads; see `decoder_layers`."""
+    Layers = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int], int]
+    """x, cos, sin, tokens, slots, rows, pages, out, ends, threads; see `decoder_layers`."""
 
-__all__ = ["DCP", "WEIGHTS", "WORLD", "decoder_layers"]
+__all__ = ["DCP", "PARTS", "WEIGHTS", "WORLD", "decoder_layers"]
 
 _decoder_layers = _LIBRARY.decoder_layers
 
@@ -22,6 +22,12 @@ WEIGHTS = (
     *("qkv", "qkv_bias", "o", "o_bias", "gate_up", "gate_up_bias", "down", "down_bias"),
 )
 """Of each layer, in this order."""
+
+PARTS = (
+    *("projected", "stored", "gathered", "attended", "exchanged", "merged"),
+    *("output", "output summed", "gated", "gated summed"),
+)
+"""Of a layer, in this order; a call notes when they end."""
 
 WORLD, DCP = 1, 2
 """What a call returns when an operation of that group failed; `ShmGroup.raise_last` says how."""
@@ -49,7 +55,8 @@ def decoder_layers(
 
     Of a call: x, out: float32 [tokens, hidden]. Queries and keys are normed head by head, by `q_norm` and `k_norm`
     [dim], and rotated by cos and sin, float32 [tokens, half], halves paired; keys and values of `tokens` go to `slots`
-    of the pools, see `dcprt_kernel.pages.store`.
+    of the pools, see `dcprt_kernel.pages.store`. ends: int64 [layers, parts] or without elements; gets when each of
+    `PARTS` ended, in nanoseconds of the monotonic clock, but of those that a layer does not have.
 
     Alone, attention is that of `dcprt_kernel.attention.paged`. The inputs of `o` and `down` may be cut among the ranks
     of `world`: outputs are summed then, before their biases are added. With `dcp`, tokens are spread over its ranks:
