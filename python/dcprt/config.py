@@ -57,7 +57,8 @@ class ModelConfig:
     )
     dtype: str = option(
         "auto",
-        "type of weights, activations and KV; auto: bfloat16, or float32 where torch alone would be slow at it",
+        "type of weights, activations and KV; auto: bfloat16, but float32 without dcprt-kernel on a CPU that has no "
+        "instruction for it",
         choices=("auto", "bfloat16", "float32"),
     )
     device: str = option("cpu", "where the workers compute", choices=("cpu",))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import mmap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +13,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from dcprt.comm.shm import ShmCollective
 
-INTERFACE = 6
+INTERFACE = 7
 """Of the kernels; others would compute nonsense."""
 
 try:
@@ -172,19 +171,15 @@ class HeadMatrix:
             for one, data in zip(weight, self._data, strict=True):
                 _linear.pack(one if one.stride(1) == 1 else one.contiguous(), data)
 
-    def part(self, heads: slice) -> HeadMatrix:
-        """The same weights for some of the heads."""
-        found = copy.copy(self)
-        found._data = self._data[heads]
-        found.shape = (len(found._data), *self.shape[1:])
-        return found
+    def __call__(self, x: Tensor, out: Tensor, heads: slice = slice(None)) -> None:
+        """Writes `x[:, h] @ weight[h].T` of [rows, heads, in] to `out`, [rows, heads, out] of either type.
 
-    def __call__(self, x: Tensor, out: Tensor) -> None:
-        """Writes `x[:, h] @ weight[h].T` of [rows, heads, in] to `out`, [rows, heads, out] of either type."""
+        `heads`: of which heads x and out are.
+        """
         if self._packed and x.is_cpu:
-            _linear.heads(x, self._data, out, torch.get_num_threads())
+            _linear.heads(x, self._data[heads], out, torch.get_num_threads())
         else:
-            out.copy_(torch.einsum("rhi,hoi->rho", x.to(self.dtype), self._data))
+            out.copy_(torch.einsum("rhi,hoi->rho", x.to(self.dtype), self._data[heads]))
 
 
 class LayerWeights(NamedTuple):
@@ -206,15 +201,25 @@ class LayerWeights(NamedTuple):
         return self.qkv, self.out, self.gate_up, self.down
 
     def tensors(self) -> list[Tensor]:
-        """In the order of the kernels."""
+        """As the kernels take them."""
         none = torch.empty(0, dtype=self.norms[0].dtype)
-        biases = self.qkv._bias, self.out_bias, self.gate_up._bias, self.down_bias
-        products = [
-            part
-            for matrix, bias in zip(self.matrices, biases, strict=True)
-            for part in (matrix._data, none if bias is None else bias)
-        ]
-        return [*self.norms, *(self.head_norms or (none, none)), *products]
+        q_norm, k_norm = self.head_norms or (none, none)
+        found: dict[str, Tensor | None] = {
+            "norm1": self.norms[0],
+            "norm2": self.norms[1],
+            "q_norm": q_norm,
+            "k_norm": k_norm,
+            "qkv": self.qkv._data,
+            "qkv_bias": self.qkv._bias,
+            "o": self.out._data,
+            "o_bias": self.out_bias,
+            "gate_up": self.gate_up._data,
+            "gate_up_bias": self.gate_up._bias,
+            "down": self.down._data,
+            "down_bias": self.down_bias,
+        }
+        parts = (found[name] for name in _layer.WEIGHTS)
+        return [none if part is None else part for part in parts]
 
 
 LAYER_PARTS = _layer.PARTS if NATIVE else ()

@@ -31,6 +31,27 @@ KEPT_STEPS = 256
 STEP = "step"
 """The span that has a step's number; the spans of its parts lie within it."""
 
+
+class Part:
+    """Names of spans in a layer, however its parts are called."""
+
+    LINEAR = "linear"
+    NORM_AND_LINEAR = "norm and linear"
+    NORM_AND_MLP = "norm and MLP"
+    ROTATE_AND_STORE = "rotate and store"
+    CONTEXT = "attention: context"
+    NEW_TOKENS = "attention: new tokens"
+    CONTEXT_AND_NEW_TOKENS = "attention: context and new tokens"
+    GATHERED_KV = "attention: gathered KV"
+    MERGE = "merge"
+    ADD_BIAS = "add bias"
+
+    @staticmethod
+    def collective(operation: str, group: str) -> str:
+        """An operation between the ranks of a group."""
+        return f"{operation} ({group})"
+
+
 _PREFIX = "trace"
 _HEADER = struct.Struct("<I")
 

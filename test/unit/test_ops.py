@@ -113,9 +113,8 @@ def test_a_product_for_each_head(dtype: torch.dtype, out_dtype: torch.dtype, mon
         weight, x = torch.randn(heads, ins, outs).to(dtype).transpose(1, 2), torch.randn(rows, heads, ins)
 
         def work(weight: Tensor = weight, x: Tensor = x, places: slice = slice(None)) -> Tensor:
-            products = HeadMatrix(weight).part(places)
-            out = torch.full((rows, products.shape[0], products.shape[1] + 1), NAN, dtype=out_dtype)  # noqa: B023
-            products(x[:, places], out[..., 1:])
+            out = torch.full((rows, x[:, places].shape[1], outs + 1), NAN, dtype=out_dtype)  # noqa: B023
+            HeadMatrix(weight)(x[:, places], out[..., 1:], places)
             assert out[..., 0].isnan().all()
             return out[..., 1:]
 

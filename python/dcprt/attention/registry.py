@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from dcprt.attention.backend import AttentionBackend
 from dcprt.errors import ConfigError
+from dcprt.planner import host
 
 
 def available() -> list[str]:
     """Names that `make_backend` knows here, the fastest last."""
-    return ["torch", "native"] if _has_kernels() else ["torch"]
+    return ["torch", "native"] if host.has_kernels() else ["torch"]
 
 
 def make_backend(name: str = "") -> AttentionBackend:
@@ -29,8 +28,3 @@ def make_backend(name: str = "") -> AttentionBackend:
     from dcprt.attention.torch_backend import TorchBackend
 
     return TorchBackend()
-
-
-def _has_kernels() -> bool:
-    """Whether `dcprt_kernel` is installed, and new enough to have attention."""
-    return find_spec("dcprt_kernel") is not None and find_spec("dcprt_kernel.attention") is not None

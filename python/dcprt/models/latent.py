@@ -2,7 +2,8 @@
 
 Two forms of the same product. New tokens among themselves: keys and values are projected up from the latents, heads
 are small. Over the cache: the up-projection of keys is absorbed into the queries, so that they meet the latents
-themselves, as one KV head; outputs are latents too, and are projected up afterwards.
+themselves, as one KV head; outputs are latents too, and are projected up afterwards. The native products hold the
+up-projections once for each form.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class LatentAttention:
         ups = ups.view(len(heads), dim, mla.kv_lora_rank)
         self._up_dims = [mla.nope_dim, mla.v_dim]
         self._absorb = load.head_matrix(ups[:, : mla.nope_dim].transpose(1, 2))
-        self._value_up = load.head_matrix(ups[:, mla.nope_dim :])
+        self._raise = _value_up(load.head_matrix(ups[:, mla.nope_dim :]), shard)
         own = ups[self._attend.own_places] if self._replicated else ups
         self._ups = load.matrix(own.flatten(0, 1))
         out = (hidden, spec.num_heads * mla.v_dim)
@@ -78,7 +79,7 @@ class LatentAttention:
         self._absorb(nope, absorbed[..., : self._latent_dim])
         absorbed[..., self._latent_dim :] = rope
         queries = Queries(self._own(absorbed), absorbed if self._replicated else None)
-        return self._attend.context(queries, kv, plan, self._raise())
+        return self._attend.context(queries, kv, plan, self._raise)
 
     def _new_tokens(self, nope: Tensor, rope: Tensor, latent: Tensor, turned: Tensor, step: StepInput) -> Partial:
         """Unabsorbed: keys [tokens, own heads, nope_dim + rope_dim], values [tokens, own heads, v_dim]."""
@@ -91,20 +92,20 @@ class LatentAttention:
     def _own(self, q: Tensor) -> Tensor:
         return q[:, self._attend.own_places] if self._replicated else q
 
-    def _raise(self) -> ValueUp:
-        """Outputs to values: of the own heads, or of the whole shard before they are combined."""
 
-        def up(weights: HeadMatrix) -> Up:
-            def raised(out: Tensor) -> Tensor:
-                values = out.new_empty(*out.shape[:2], weights.shape[1])
-                weights(out, values)
-                return values
+def _value_up(weights: HeadMatrix, shard: ModelShard) -> ValueUp:
+    """Outputs to values: of the own heads, or before they are combined where `weights` are those of the whole shard."""
 
-            return raised
+    def up(heads: slice) -> Up:
+        def raised(out: Tensor) -> Tensor:
+            values = out.new_empty(*out.shape[:2], weights.shape[1])
+            weights(out, values, heads)
+            return values
 
-        if self._replicated:
-            return ValueUp(up(self._value_up.part(self._attend.own_places)), up(self._value_up))
-        return ValueUp(up(self._value_up))
+        return raised
+
+    whole = slice(None)
+    return ValueUp(up(shard.attention.own_places), up(whole)) if shard.replicate_q else ValueUp(up(whole))
 
 
 class LatentQuery:

@@ -20,34 +20,40 @@ from dcprt.layers.mlp import GatedMLP
 from dcprt.models.base import StepInput
 from dcprt.models.decoder import Angles, GQAttention, Layer
 from dcprt.ops import LAYER_PARTS, LayerHeads, LayerWeights, WholeLayers
-from dcprt.trace import Recorder, clock, untraced
+from dcprt.trace import Part, Recorder, untraced
 from dcprt_kernel.attention import MULTIPLE
 
 
 class Spans:
-    """What a trace shows of native calls: their layers, and the parts of each."""
+    """What a trace shows of native calls: their layers, and the parts of each. `world` and `dcp` are groups or none."""
 
-    ATTENTION = ("attention: context and new tokens", "attention: context")
-    """Alone, and over ranks, where the new tokens are among those that are cached."""
-
-    def __init__(self, recorder: Recorder, over_ranks: bool) -> None:
+    def __init__(self, recorder: Recorder, world: Collective | None, dcp: Collective | None) -> None:
         self._recorder = recorder
-        self._names = (
-            *("norm and linear", "rotate and store", "all_gather (dcp)", self.ATTENTION[over_ranks]),
-            *("all_to_all (dcp)", "merge", "linear", "all_reduce (world)", "norm and MLP", "all_reduce (world)"),
-        )
-        assert len(self._names) == len(LAYER_PARTS)
+        context = Part.CONTEXT_AND_NEW_TOKENS if dcp is None else Part.CONTEXT
+        summed = Part.ADD_BIAS if world is None else Part.collective("all_reduce", "world")
+        names = {
+            "projected": Part.NORM_AND_LINEAR,
+            "stored": Part.ROTATE_AND_STORE,
+            "gathered": Part.collective("all_gather", "dcp"),
+            "attended": context,
+            "exchanged": Part.collective("all_to_all", "dcp"),
+            "merged": Part.MERGE,
+            "output": Part.LINEAR,
+            "output summed": summed,
+            "gated": Part.NORM_AND_MLP,
+            "gated summed": summed,
+        }
+        self._names = [names[part] for part in LAYER_PARTS[1:]]
 
-    def record(self, begin: int, layers: list[list[int]]) -> None:
-        """Of one call, from when the parts ended; 0 for a part that there is not."""
-        at = begin
-        for i, ends in enumerate(layers):
-            first = at
+    def record(self, layers: list[list[int]]) -> None:
+        """Of one call, from when the parts of its layers ended; 0 for a part that there is not."""
+        for i, (begin, *ends) in enumerate(layers):
+            at = begin
             for name, end in zip(self._names, ends, strict=True):
                 if end:
                     self._recorder.add(name, at, end)
                     at = end
-            self._recorder.add(f"layer {i}", first, at)
+            self._recorder.add(f"layer {i}", begin, at)
 
 
 class NativeLayers:
@@ -78,8 +84,8 @@ class NativeLayers:
         shared = [group for group in groups if isinstance(group, ShmCollective)]
         if any(group.size > 1 and group not in shared for group in groups):
             return None
-        spans = None if recorder is None else Spans(recorder, attend.group.size > 1)
         met = [group if group in shared else None for group in groups]
+        spans = None if recorder is None else Spans(recorder, *met)
         heads = LayerHeads(_kv_head_of(attend), attention.projected, attend.scale)
         return cls(WholeLayers(weights, layers[0].norm1.eps, heads, *met), attend, backend, spans)
 
@@ -93,9 +99,9 @@ class NativeLayers:
         stores, tables = (plan.store_tokens, plan.store_slots), self._backend.table(plan.rows)
         if self._spans is None:
             return self._layers(x, angles, kv.pairs, stores, tables)
-        begin, ends = clock(), torch.zeros(len(kv.pairs), len(LAYER_PARTS), dtype=torch.int64)
+        ends = torch.zeros(len(kv.pairs), len(LAYER_PARTS), dtype=torch.int64)
         out = self._layers(x, angles, kv.pairs, stores, tables, ends)
-        self._spans.record(begin, ends.tolist())
+        self._spans.record(ends.tolist())
         return out
 
 

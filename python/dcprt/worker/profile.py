@@ -1,6 +1,7 @@
 """What of a worker's step is recorded, where `--profile-steps` asks for it; without it nothing here is used.
 
-The parts of a worker are replaced by ones that record and pass on, so that their own code knows nothing of it.
+The parts of a worker are replaced by ones that record and pass on, so that their own code knows nothing of it. The one
+exception is a native call for all layers, which notes itself when their parts end (`models/whole.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dcprt.comm.protocol import Collective
 from dcprt.kv.pool import KVPool, LayerKV
 from dcprt.messages import StepPlan, StepResult
 from dcprt.models.base import Model, StepInput
-from dcprt.trace import STEP, Recorder, clock
+from dcprt.trace import STEP, Part, Recorder, clock
 from dcprt.weights.loader import Loader
 
 Poll = Callable[[bool], list[StepPlan]]
@@ -27,14 +28,14 @@ Send = Callable[[Sequence[object]], None]
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
 ATTENTION = MappingProxyType(
     {
-        "context": "attention: context",
-        "new_tokens": "attention: new tokens",
-        "dense": "attention: gathered KV",
-        "paged": "attention: context and new tokens",
+        "context": Part.CONTEXT,
+        "new_tokens": Part.NEW_TOKENS,
+        "dense": Part.GATHERED_KV,
+        "paged": Part.CONTEXT_AND_NEW_TOKENS,
     }
 )
 PRODUCTS = MappingProxyType(
-    {"__call__": "linear", "normed": "norm and linear", "gated": "norm and MLP", "rows": "embedding rows"}
+    {"__call__": Part.LINEAR, "normed": Part.NORM_AND_LINEAR, "gated": Part.NORM_AND_MLP, "rows": "embedding rows"}
 )
 HEAD_PRODUCTS = MappingProxyType({"__call__": "linear of heads"})
 
@@ -68,7 +69,7 @@ class StepProfile:
         return _TracedModel(model, self)
 
     def pool(self, pool: KVPool) -> KVPool:
-        """One that records the time between its layers, as the forward pass goes through them."""
+        """One that records the time between its layers, where the forward pass goes through them one by one."""
         return cast(KVPool, _TracedPool(pool, self._recorder))
 
     def loop(self, poll: Poll, execute: Execute, send: Send) -> tuple[Poll, Execute, Send]:
@@ -118,7 +119,7 @@ class StepProfile:
     def _collective(self, group: Collective) -> Collective:
         if group.size == 1:
             return group
-        return self._recorder.traced(group, {name: f"{name} ({group.name})" for name in COLLECTIVES})
+        return self._recorder.traced(group, {name: Part.collective(name, group.name) for name in COLLECTIVES})
 
 
 class _TracedModel:

@@ -68,7 +68,7 @@ void Linear(TensorView x, TensorView packed, Optional<TensorView> bias, TensorVi
   dcprt::Linear(a, ChosenIsa(), static_cast<int>(threads));
 }
 
-// Elements from one row of [rows, heads, count] to the next.
+// Elements from one place of a dimension to the next.
 size_t StepOf(const TensorView& x, int dim) { return static_cast<size_t>(x.size(dim) < 2 ? 0 : x.stride(dim)); }
 
 void Heads(TensorView x, TensorView packed, TensorView out, int64_t threads) {

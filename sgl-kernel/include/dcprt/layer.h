@@ -38,7 +38,7 @@ struct Ranks {
 
 // The parts of a layer, in their order.
 enum LayerPart {
-  kProjected, kStored, kGathered, kAttended, kExchanged, kMerged, kOutput, kOutputSummed, kGated, kGatedSummed, kLayerParts
+  kBegun, kProjected, kStored, kGathered, kAttended, kExchanged, kMerged, kOutput, kOutputSummed, kGated, kGatedSummed, kLayerParts
 };
 
 // Norms and biases are of the type of the matrices, and so are the pools. Those of o and down are added to sums over ranks.
@@ -151,7 +151,7 @@ bool SumAndAdd(const LayerArgs& a, LayerPart part, float* x, const void* bias, I
   const size_t tokens = static_cast<size_t>(a.attention.tokens);
   if (!a.world.Sum(x, tokens * a.hidden)) return false;
   if (bias != nullptr) AddToRows(x, static_cast<const T*>(bias), tokens, a.hidden, isa, threads);
-  if (a.world.group != nullptr) a.Note(part);
+  if (bias != nullptr || a.world.group != nullptr) a.Note(part);
   return true;
 }
 
@@ -162,6 +162,7 @@ template <class T>
 bool DecoderLayer(const LayerArgs& a, Isa isa, int threads) {
   const size_t tokens = static_cast<size_t>(a.attention.tokens), hidden = a.hidden;
   const size_t heads = static_cast<size_t>(a.attention.query_heads) / a.dcp.Size();
+  a.Note(kBegun);
   T* qkv = static_cast<T*>(Scratch<Purpose::kQkv>(tokens * a.qkv.outs * sizeof(T)));
   const NormArgs<T> first{a.x, a.add, static_cast<const T*>(a.norm1), a.eps, tokens, hidden};
   NormLinear(first, a.qkv, static_cast<const T*>(a.qkv_bias), qkv, isa, threads);

@@ -71,8 +71,9 @@ inline void Linear(const LinearArgs& a, Isa isa, int threads) {
   });
 }
 
-// The same head by head: x [rows, heads, ins], out [rows, heads, outs]. `first` is the product of the first head; the
-// plain matrices of the others lie behind its own, their x and out `x_step` and `out_step` elements behind.
+// The same head by head: x [rows, heads, ins], out [rows, heads, outs]. `first` is the product of the first head,
+// without a bias; the matrices of the others lie behind its own, none of them coded, their x and out `x_step` and
+// `out_step` elements behind.
 inline void LinearHeads(const LinearArgs& first, size_t heads, size_t x_step, size_t out_step, Isa isa, int threads) {
   using namespace linear_detail;
   const PackedMatrix& m = first.matrix;

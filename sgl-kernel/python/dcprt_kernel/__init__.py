@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["INTERFACE", "Op", "ShmGroup", "ShmMismatchError", "ShmTimeoutError", "held"]
 __version__ = "0.1.0"
 
-INTERFACE = 6
+INTERFACE = 7
 """Raised with every change of what a function takes or how packed weights lie."""
 
 _LIBRARY = tvm_ffi.load_module(Path(__file__).with_name("libdcprt_kernel.so"))

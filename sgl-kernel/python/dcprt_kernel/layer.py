@@ -24,10 +24,10 @@ WEIGHTS = (
 """Of each layer, in this order."""
 
 PARTS = (
-    *("projected", "stored", "gathered", "attended", "exchanged", "merged"),
+    *("begun", "projected", "stored", "gathered", "attended", "exchanged", "merged"),
     *("output", "output summed", "gated", "gated summed"),
 )
-"""Of a layer, in this order; a call notes when they end."""
+"""Of a layer, in this order; a call notes when they end. The first is before all others."""
 
 WORLD, DCP = 1, 2
 """What a call returns when an operation of that group failed; `ShmGroup.raise_last` says how."""

@@ -49,11 +49,14 @@ YARN = {
     "beta_fast": 32,
     "beta_slow": 1,
 }
+NATIVE_SIZES = {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "v_head_dim": 24}
+"""Every dimension of a head is one that the kernels take; with those above torch computes some of the attention."""
 KINDS: dict[str, tuple[type, type, dict[str, Any]]] = {
     "v3": (DeepseekV3Config, DeepseekV3ForCausalLM, {"q_lora_rank": 16}),
     "v3-yarn": (DeepseekV3Config, DeepseekV3ForCausalLM, {"q_lora_rank": 16, "rope_parameters": YARN}),
     "v3-no-q-lora": (DeepseekV3Config, DeepseekV3ForCausalLM, {"q_lora_rank": None, "attention_bias": True}),
     "v2": (DeepseekV2Config, DeepseekV2ForCausalLM, {"q_lora_rank": 16}),
+    "v3-native": (DeepseekV3Config, DeepseekV3ForCausalLM, {"q_lora_rank": 16, **NATIVE_SIZES}),
     "v2-lite": (DeepseekV2Config, DeepseekV2ForCausalLM, {"q_lora_rank": None, "rope_parameters": YARN}),
 }
 
@@ -91,6 +94,21 @@ def test_kinds(kind: str, grid: tuple[int, int], tmp_path: Path) -> None:
     with Harness(tmp_path, tp=grid[0], dcp=grid[1], page_size=4, chunked_prefill_size=64) as harness:
         for length in (1, 5, 130, 260):
             assert_agrees(harness, model, prompt_of(length, seed=length))
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 2), (4, 4)], ids=str)
+@pytest.mark.parametrize("replicated", [False, True])
+def test_bfloat16(grid: tuple[int, int], replicated: bool, tmp_path: Path) -> None:
+    """As near to float32 as its rounding, by 2^-9, allows after three layers."""
+    write(tmp_path, "v3-native")
+    prompts = [prompt_of(length, seed=length) for length in (1, 5, 130)]
+
+    def logits(dtype: str) -> torch.Tensor:
+        sizes = {"tp": grid[0], "dcp": grid[1], "page_size": 4, "chunked_prefill_size": 64}
+        with Harness(tmp_path, dtype=dtype, dcp_replicate_q=replicated, **sizes) as harness:
+            return torch.cat([harness.greedy(prompt, 1)[1] for prompt in prompts])
+
+    assert relative_error(logits("bfloat16"), logits("float32")) <= 0.1
 
 
 @pytest.mark.parametrize("grid", [(2, 2), (4, 2), (4, 4), (8, 8)], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,17 @@ def test_native_bfloat16(machine: Machine, text: str, native: bool) -> None:
 def test_no_cpuinfo_means_no_features(machine: Machine) -> None:
     assert host.cpu_flags() == frozenset()
     assert host.multiplies_bfloat16() is False
+
+
+@pytest.mark.parametrize(
+    ("platform", "found", "kernels"), [("linux", object(), True), ("linux", None, False), ("darwin", object(), False)]
+)
+def test_kernels_are_installed(
+    monkeypatch: pytest.MonkeyPatch, platform: str, found: object | None, kernels: bool
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(host, "find_spec", {"dcprt_kernel": found}.get)
+    assert host.has_kernels() is kernels
 
 
 def test_this_machine_answers() -> None:
